@@ -1,0 +1,140 @@
+"""Members' outputs become one prediction with its uncertainty.
+
+Axes: M members, B batch, C classes or outputs. Whatever further axes a network has (time, height, width)
+are kept; the class axis is moved last.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The combined answer of a classification ensemble: the mean over members of their probabilities.
+
+    Args:
+        logits: members' logits, (M, B, ..., C).
+
+    >>> p = Prediction(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
+    >>> p.probs
+    tensor([[0.5000, 0.5000]])
+    >>> [round(v.item(), 4) for v in (p.entropy, p.expected_entropy, p.mutual_information, p.variation_ratio)]
+    [0.6931, 0.3653, 0.3278, 0.5]
+    """
+
+    logits: Tensor
+
+    @cached_property
+    def member_log_probs(self) -> Tensor:
+        """Log-probabilities of each member, (M, B, ..., C)."""
+        return F.log_softmax(self.logits, -1)
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """Log of the mean probability, (B, ..., C): logsumexp over members minus log M."""
+        return torch.logsumexp(self.member_log_probs, 0) - math.log(len(self.logits))
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """Mean probability, (B, ..., C)."""
+        return self.log_probs.exp()
+
+    @cached_property
+    def label(self) -> Tensor:
+        """Most probable class, (B, ...)."""
+        return self.log_probs.argmax(-1)
+
+    @cached_property
+    def max_prob(self) -> Tensor:
+        """Probability of the most probable class (MSP), (B, ...)."""
+        return self.log_probs.amax(-1).exp()
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the mean probability in nats, total uncertainty, (B, ...)."""
+        return _entropy(self.log_probs)
+
+    @cached_property
+    def expected_entropy(self) -> Tensor:
+        """Mean of the members' entropies in nats, uncertainty in the data, (B, ...)."""
+        return _entropy(self.member_log_probs).mean(0)
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """Entropy minus expected entropy in nats, what the members do not agree on, (B, ...). Never below 0."""
+        return (self.entropy - self.expected_entropy).clamp_min(0)
+
+    @cached_property
+    def variation_ratio(self) -> Tensor:
+        """Share of members that do not vote for the modal class, (B, ...)."""
+        votes = F.one_hot(self.logits.argmax(-1), self.logits.shape[-1]).sum(0)
+        return 1 - votes.amax(-1) / len(self.logits)
+
+    @cached_property
+    def max_logit(self) -> Tensor:
+        """Largest mean logit, (B, ...)."""
+        return self.logits.mean(0).amax(-1)
+
+    @cached_property
+    def energy(self) -> Tensor:
+        """Free energy of the mean logits, minus their logsumexp; high for strange inputs, (B, ...)."""
+        return -torch.logsumexp(self.logits.mean(0), -1)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """The combined answer of a regression ensemble.
+
+    Args:
+        member_mean: members' means, (M, B, ...).
+        member_variance: members' variances, (M, B, ...), or None where members give a point only.
+
+    With variances the answer is the moments of the equal mixture of the members' Gaussians.
+    """
+
+    member_mean: Tensor
+    member_variance: Tensor | None = None
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean of the members' means, (B, ...)."""
+        return self.member_mean.mean(0)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance of the members' means: what they do not agree on, (B, ...)."""
+        return self.member_mean.var(0, correction=0)
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Mean of the members' variances: noise in the data, 0 if members give a point only, (B, ...)."""
+        if self.member_variance is None:
+            return torch.zeros_like(self.mean)
+        return self.member_variance.mean(0)
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Variance of the mixture, mean(variance + mean^2) - mean(mean)^2, (B, ...)."""
+        return self.aleatoric + self.epistemic
+
+    @cached_property
+    def std(self) -> Tensor:
+        """Standard deviation of the mixture, (B, ...)."""
+        return self.variance.sqrt()
+
+
+def gaussian(outputs: Tensor, floor: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """Split outputs (..., 2 D) into means (..., D) and softplus variances (..., D) of at least `floor`."""
+    mean, raw = outputs.chunk(2, -1)
+    return mean, F.softplus(raw) + floor
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    return torch.special.entr(log_probs.exp()).sum(-1)

@@ -1,0 +1,51 @@
+"""The kinds of error that covey raises, each a sentence with what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CoveyError(Exception):
+    """Whatever covey raises on purpose."""
+
+
+class OptionError(CoveyError, ValueError):
+    """An option has a value that cannot work."""
+
+
+class ConversionError(CoveyError, ValueError):
+    """A network cannot be converted by this method as asked."""
+
+
+class CollapseError(CoveyError, RuntimeError):
+    """The members cannot be averaged into one network."""
+
+
+class StoreError(CoveyError, RuntimeError):
+    """A folder cannot be written, or does not hold what it should."""
+
+
+class DataError(CoveyError, ValueError):
+    """Data are missing, broken or do not fit the task."""
+
+
+class TrainingError(CoveyError, RuntimeError):
+    """Training cannot go on."""
+
+
+class EvaluationError(CoveyError, ValueError):
+    """A score is not defined for what was given."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A clause that names the nearest known names, to end an error message with.
+
+    >>> suggest("fc.wieght", ["fc.weight", "conv.weight", "conv.bias"])
+    "; the nearest names are 'fc.weight', 'conv.weight'"
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
+    if not near:
+        return ""
+    return "; the nearest names are " + ", ".join(repr(n) for n in near)
