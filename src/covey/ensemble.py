@@ -8,7 +8,7 @@ parameterizations that generate its parameters, and its buffers. Nothing here kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ class Group:
     """Parameters that an optimiser treats alike: factors of the learning rate and of the weight decay."""
 
     parameters: list[nn.Parameter]
-    kind: str  # "shared" or "member"
+    kind: str  # "shared"; "member", all with a leading axis M; "own", each one member's where members differ in shape
     lr: float = 1.0
     decay: float = 1.0
 
@@ -86,6 +86,20 @@ class Method:
     def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
         """An ensemble out of one network, or of several that differ. Draws from the global random state."""
         raise NotImplementedError
+
+    def after_epoch(
+        self, ensemble: Ensemble, epoch: int, batches: Callable[[], Iterable[tuple[Any, Tensor]]]
+    ) -> str | None:
+        """What a training run must do when `epoch` epochs are done; nothing, for most methods.
+
+        Args:
+            ensemble: may be changed in place.
+            epoch: epochs since training started, or started again.
+            batches: gives inputs and targets of one epoch, when asked.
+
+        Returns None; "changed" if some parameters are new ones; "restart" if all are, and training starts again.
+        """
+        return None
 
 
 @dataclass
