@@ -105,6 +105,16 @@ def test_every_entry_builds(name):
     assert NETWORKS[name].description
 
 
+def test_documented_list_is_the_list():
+    page = Path(__file__).parents[2] / "docs" / "zoo.md"
+    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
+    assert [name.strip("`") for name, *_ in rows] == list(NETWORKS)
+    for name, description, _, classes, parameters in rows:
+        key = name.strip("`")
+        assert description == NETWORKS[key].description
+        assert parameters == f"{count(build(key, classes=int(classes)).parameters()):,}"
+
+
 _declared = []  # a torch library is forgotten when its object dies
 
 

@@ -58,7 +58,7 @@ class PyramidNet(nn.Module):
             body = _bottleneck(inputs, width, stride) if bottleneck else _basic(inputs, width, stride)
             outputs = 4 * width if bottleneck else width
             shake = ShakeDrop(1 - (i + 1) / total * (1 - keep)) if keep < 1 else nn.Identity()
-            stages[i // blocks].append(Block(body, shake, outputs - inputs, stride))
+            stages[i // blocks].append(Block(body, shake, stride))
             inputs = outputs
         self.stages = nn.Sequential(*(nn.Sequential(*stage) for stage in stages))
         self.norm = nn.BatchNorm2d(inputs)
@@ -74,16 +74,16 @@ class PyramidNet(nn.Module):
 class Block(nn.Module):
     """shake(body(x)) + x, with x pooled to the body's size and zeros for the channels it lacks."""
 
-    def __init__(self, body: nn.Module, shake: nn.Module, new_channels: int, stride: int) -> None:
+    def __init__(self, body: nn.Module, shake: nn.Module, stride: int) -> None:
         super().__init__()
         self.body = body
         self.shake = shake
-        self.new_channels = new_channels
         self.pool = nn.Identity() if stride == 1 else nn.AvgPool2d(2, ceil_mode=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps (B, inputs + new_channels, H', W') for maps (B, inputs, H, W)."""
-        return self.shake(self.body(x)) + F.pad(self.pool(x), (0, 0, 0, 0, 0, self.new_channels))
+        """Maps (B, outputs, H', W') for maps (B, inputs, H, W)."""
+        y = self.shake(self.body(x))
+        return y + F.pad(self.pool(x), (0, 0, 0, 0, 0, y.shape[1] - x.shape[1]))
 
 
 class ShakeDrop(nn.Module):
