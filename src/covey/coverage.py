@@ -37,7 +37,7 @@ class Coverage:
     @classmethod
     def of(cls, ensemble: Ensemble) -> Coverage:
         """The table of an ensemble; where networks differ, of all their tensors, each with its first shape."""
-        networks = [ensemble.skeleton(k) for k in range(len(ensemble.bodies))]
+        networks = [ensemble.skeleton(k) for k in range(len(ensemble.state))]
         parts = list(ensemble.parts.values())
         home: dict[str, nn.Module] = {}
         for network in networks:

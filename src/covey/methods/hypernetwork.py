@@ -35,6 +35,7 @@ from covey.methods.templates import (
     Piece,
     Templates,
     allowance,
+    anatomies,
     check_budget,
     fan_in,
     kaiming,
@@ -225,13 +226,7 @@ def grow(
     if one.members != 1:
         raise OptionError(f"grow starts from an ensemble of one member; this one has {one.members}.")
     network = one.member(0)
-    (head_names, stem), buffers = one.bodies[0], one.buffers_of(0)[0]
-    state = frozenset({*buffers.changing, *buffers.own.names})
-    shared = frozenset(buffers.shared.names)
-    body = Anatomy(
-        network, head_names, stem, state, output=one.about.output, extra=one.about.extra, shared=shared
-    )
-    many = replace(one.method, members=members).build([body])
+    many = replace(one.method, members=members).build(anatomies(one, [network]))
     new_heads = (
         [dict(fresh(network, None)[0].named_parameters()) for _ in range(members)] if head == "fresh" else []
     )
@@ -245,7 +240,7 @@ def grow(
                 is_buffer = name.startswith("state.")
                 tensor.copy_(stack(old[0], members, 0.0 if is_buffer else noise))
         for k, drawn in enumerate(new_heads):
-            for name in head_names:
+            for name in one.records[0]["head"]:
                 many.tensors(k)[name].copy_(drawn[name])  # a view of the stored row
     many.about, many.calibration = replace(one.about), None
     many.memory_format = one.memory_format

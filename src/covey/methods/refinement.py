@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from covey.edit.anatomy import Anatomy, arguments, pick
+from covey.edit.anatomy import arguments
 from covey.edit.cluster import greedy_groups
 from covey.edit.layers import fresh
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, TrainingError
 from covey.loss import Kind, loss
-from covey.methods.templates import Bank, Piece, Templates, corner
+from covey.methods.templates import Bank, Piece, Templates, anatomies, corner
 
 Key = tuple[int, str]  # member and tensor name
 _LOSS: dict[str, Kind] = {"classification": "cross-entropy", "regression": "mse", "gaussian": "gaussian"}
@@ -32,7 +31,7 @@ def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -
     """
     part, kind = _part(ensemble), _LOSS[ensemble.about.task]
     total: dict[Key, Tensor] = {}
-    with ensemble._evaluating():
+    with ensemble.evaluating():
         for inputs, targets in batches:
             args, kwargs = arguments(inputs)
             for k in range(ensemble.members):
@@ -42,10 +41,8 @@ def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -
                 leaves = {name: tensors[name].clone().requires_grad_() for name in part.member(k)}
                 state = {name: t.clone() for name, t in buffers.member(row).items()}
                 with torch.enable_grad():
-                    result = functional_call(
-                        ensemble.skeleton(k), {**tensors, **leaves, **state}, args, kwargs, strict=True
-                    )
-                    value = loss(pick(result, ensemble.about.output)[None], targets, kind)
+                    output = ensemble.call(k, {**tensors, **leaves, **state}, args, kwargs)
+                    value = loss(output[None], targets, kind)
                     found = torch.autograd.grad(value, list(leaves.values()))
                 for name, gradient in zip(leaves, found, strict=True):
                     total[k, name] = total.get((k, name), 0) + gradient
@@ -195,22 +192,11 @@ def _point(part: Templates, label: str, rows: Mapping[tuple[int, str, int], int]
 
 def _rebuild(ensemble: Ensemble, plan: dict[str, Any]) -> None:
     """Newly initialised parts and buffers for other clusters."""
-    bodies = []
-    for i, (head, stem) in enumerate(ensemble.bodies):
-        network, _ = fresh(ensemble.member(i), None)
-        buffers = ensemble.state[i]
-        bodies.append(
-            Anatomy(
-                network,
-                head,
-                stem,
-                frozenset({*buffers.changing, *buffers.own.names}),  # type: ignore[union-attr,misc]
-                output=ensemble.about.output,
-                extra={**ensemble.about.extra, "superweights": plan},
-                shared=frozenset(buffers.shared.names),  # type: ignore[union-attr,arg-type]
-            )
-        )
-    made = ensemble.method.build(bodies)
+    networks = [fresh(ensemble.member(i), None)[0] for i in range(len(ensemble.state))]
+    bodies = anatomies(ensemble, networks)
+    made = ensemble.method.build(
+        [replace(body, extra=body.extra | {"superweights": plan}) for body in bodies]
+    )
     ensemble.parts, ensemble.state = made.parts, made.state
     ensemble.about.extra = made.about.extra
     ensemble.train(ensemble.training)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from covey.edit.anatomy import Anatomy
 from covey.edit.layers import Axes, Where, axes, norms, owner_of
-from covey.ensemble import Group, Parameterization
+from covey.ensemble import Ensemble, Group, Parameterization
 from covey.errors import ConversionError, OptionError
 from covey.tensors import Tensors, scale_gradient
 
@@ -329,6 +329,23 @@ def too_small(method: str, budget: int, minimum: int, layer: str, numbers: int) 
         f"Of that minimum, {layer!r} alone takes {numbers:,}, the most of all layers. "
         "Raise the budget, take fewer members or a narrower network."
     )
+
+
+def anatomies(ensemble: Ensemble, networks: Sequence[nn.Module]) -> list[Anatomy]:
+    """What is known of an ensemble's networks, to build another ensemble out of networks like them."""
+    return [
+        Anatomy(
+            network,
+            tuple(record["head"]),
+            tuple(record["stem"]),
+            frozenset({*buffers.changing, *buffers.own.names}),  # type: ignore[union-attr,misc]
+            output=ensemble.about.output,
+            extra=ensemble.about.extra,
+            given=record["tensors"],
+            shared=frozenset(buffers.shared.names),  # type: ignore[union-attr,arg-type]
+        )
+        for network, record, buffers in zip(networks, ensemble.records, ensemble.state, strict=True)
+    ]
 
 
 # --- starting values ----------------------------------------------------------------------------------------------
