@@ -132,8 +132,8 @@ def multiply_adds(module: nn.Module, example: Tensor) -> int:
 def peak_bytes(module: nn.Module, example: Tensor, *, call: Callable[[], Any] | None = None) -> int:
     """Most bytes in tensors alive at once while `module(example)` or `call` runs.
 
-    Weights, input and activations count.     Scratch space inside kernels is not seen. On a GPU, the allocator's own count is the
-    better number.
+    Weights, input and activations count; scratch space inside kernels is not seen. On a GPU, the allocator's
+    own count is the better number.
     """
     tensors = [*module.parameters(), *module.buffers(), example]
     start = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())

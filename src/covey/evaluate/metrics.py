@@ -16,10 +16,6 @@ from covey.combine import Prediction
 from covey.errors import EvaluationError
 
 BINS = 15
-LOWER_IS_BETTER = frozenset(
-    "nll brier ece adaptive_ece aurc fpr95 mean_corruption_error mean_corruption_ece rmse mae gaussian_nll "
-    "interval_error bits_per_character".split()
-)
 
 
 def torchmetrics_functions() -> ModuleType:
