@@ -21,6 +21,8 @@ from covey.methods import (
     MultiHead,
     NormEnsemble,
     Replicate,
+    ShapeShifter,
+    Slimmable,
     SuperWeights,
 )
 
@@ -44,6 +46,8 @@ __all__ = [
     "Prediction",
     "Regression",
     "Replicate",
+    "ShapeShifter",
+    "Slimmable",
     "SuperWeights",
     "convert",
     "load",

@@ -8,11 +8,11 @@ parameterizations that generate its parameters, and its buffers. Nothing here kn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from covey.edit.anatomy import Anatomy, Output, pick
 from covey.edit.layers import fill, hollow, slots
 from covey.errors import CollapseError, OptionError
 from covey.tensors import Buffers
+
+if TYPE_CHECKING:
+    from covey.evaluate.anytime import Anytime
 
 
 @dataclass
@@ -87,20 +90,6 @@ class Method:
     def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
         """An ensemble out of one network, or of several that differ. Draws from the global random state."""
         raise NotImplementedError
-
-    def after_epoch(
-        self, ensemble: Ensemble, epoch: int, batches: Callable[[], Iterable[tuple[Any, Tensor]]]
-    ) -> str | None:
-        """What a training run must do when `epoch` epochs are done; nothing, for most methods.
-
-        Args:
-            ensemble: may be changed in place.
-            epoch: epochs since training started, or started again.
-            batches: gives inputs and targets of one epoch, when asked.
-
-        Returns None; "changed" if some parameters are new ones; "restart" if all are, and training starts again.
-        """
-        return None
 
 
 @dataclass
@@ -169,7 +158,10 @@ class Ensemble(nn.Module):
         Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one.
         """
         with self.evaluating(), torch.no_grad():
-            outputs = self(*args, **kwargs)
+            return self.answer(self(*args, **kwargs))
+
+    def answer(self, outputs: Tensor) -> Prediction | Regression:
+        """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""
         if self.about.task == "regression":
             return Regression(outputs)
         outputs = outputs.movedim(self._class_axis(outputs), -1)
@@ -218,6 +210,12 @@ class Ensemble(nn.Module):
         buffers, row = self.buffers_of(self._checked(k))
         with torch.no_grad():
             return fill(self.skeleton(k), {**self.tensors(k), **buffers.member(row)})
+
+    def anytime(self, inputs: Any, targets: Tensor, *, score: str = "accuracy", batch: int = 64) -> Anytime:
+        """What every subset of members costs and scores on held-out data, and answers within a budget of time."""
+        from covey.evaluate.anytime import measure
+
+        return measure(self, inputs, targets, score=score, batch=batch)
 
     def collapse(self) -> nn.Module:
         """One plain network by averaging the members' weights, where the method allows it."""

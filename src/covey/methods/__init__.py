@@ -8,6 +8,8 @@ from covey.methods.mc_dropout import MCDropout
 from covey.methods.mimo import MIMO
 from covey.methods.mixture import Mixture
 from covey.methods.replicate import DeepEnsemble, MultiHead, NormEnsemble, Replicate
+from covey.methods.shapeshifter import ShapeShifter
+from covey.methods.slimmable import Slimmable
 from covey.methods.superweights import SuperWeights
 
 METHODS: dict[str, type[Method]] = {
@@ -22,4 +24,6 @@ METHODS: dict[str, type[Method]] = {
     "hypernetwork": Hypernetwork,
     "mixture": Mixture,
     "superweights": SuperWeights,
+    "shapeshifter": ShapeShifter,
+    "slimmable": Slimmable,
 }

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 from typing import Literal
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Axes, Where, fresh
+from covey.edit.layers import Axes, Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
 from covey.methods.parts import Replicated, assemble, stack, values
@@ -35,7 +35,6 @@ from covey.methods.templates import (
     Piece,
     Templates,
     allowance,
-    anatomies,
     check_budget,
     fan_in,
     kaiming,
@@ -206,45 +205,6 @@ def embeddings(ensemble: Ensemble) -> Tensor:
     part = ensemble.parts["hypernetwork"]
     assert isinstance(part, Templates)
     return torch.cat([bank.alpha.detach().flatten(1) for bank in part.named_banks().values()], 1)
-
-
-def grow(
-    one: Ensemble, members: int, *, noise: float = 0.25, head: Literal["copy", "fresh"] = "fresh"
-) -> Ensemble:
-    """Start late: an ensemble of M members around a trained ensemble of one.
-
-    Shared tensors are taken over. Member tensors become M copies with Gaussian noise of `noise` times each
-    tensor's root mean square; running statistics are copied as they are. Works for every method whose members' tensors
-    are stacked. Uses the global random state.
-
-    Args:
-        one: an ensemble of one member.
-        members: M.
-        noise: sigma.
-        head: "fresh" initialises the members' heads anew, as paper 1 does; "copy" treats them as the rest.
-    """
-    if one.members != 1:
-        raise OptionError(f"grow starts from an ensemble of one member; this one has {one.members}.")
-    network = one.member(0)
-    many = replace(one.method, members=members).build(anatomies(one, [network]))
-    new_heads = (
-        [dict(fresh(network, None)[0].named_parameters()) for _ in range(members)] if head == "fresh" else []
-    )
-    source = one.state_dict()
-    with torch.no_grad():
-        for name, tensor in many.state_dict().items():
-            old = source[name]
-            if old.shape == tensor.shape:
-                tensor.copy_(old)
-            else:
-                is_buffer = name.startswith("state.")
-                tensor.copy_(stack(old[0], members, 0.0 if is_buffer else noise))
-        for k, drawn in enumerate(new_heads):
-            for name in one.records[0]["head"]:
-                many.tensors(k)[name].copy_(drawn[name])  # a view of the stored row
-    many.about, many.calibration = replace(one.about), None
-    many.memory_format = one.memory_format
-    return many.train(one.training)
 
 
 def _scaled(sizes: Sequence[int], fits: Callable[[Sequence[int]], bool]) -> list[int]:

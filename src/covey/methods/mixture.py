@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from covey.edit.anatomy import Anatomy
 from covey.edit.layers import Axes, Where
@@ -29,14 +28,13 @@ from covey.errors import ConversionError, OptionError
 from covey.methods.parts import Replicated, assemble, stack, values
 from covey.methods.templates import (
     Bank,
-    FlatBank,
     Makeup,
     Piece,
     Templates,
     allowance,
     check_budget,
     fan_in,
-    flat_step,
+    flat_bank,
     kaiming,
     layers_of,
     orthogonal,
@@ -106,17 +104,20 @@ class Mixture(Method):
         budget = allowance(self.budget, [body.network])
         grouped = {name: layers[name] for group in groups for name in group}
         own = own_names(body, grouped, self.norms)
+        sizes = [body.network.get_parameter(group[0]).numel() for group in groups]
+        fixed = _fixed(body, grouped, own, self.members)
         counts = allocate(
-            [body.network.get_parameter(group[0]).numel() for group in groups],
+            sizes,
             [len(group) for group in groups],
-            budget - _fixed(body, grouped, own, self.members),
+            budget - fixed,
             templates=self.templates,
             members=self.members,
             apart=self.assign == "disjoint",
         )
         if counts is None:  # one bank for all layers, single ones too
             own = own_names(body, layers, self.norms)
-            banks, makeup = self._flat(body, layers, own, budget)
+            one_each = fixed + sum(sizes) + self.members * len(grouped)
+            banks, makeup = self._flat(body, layers, own, budget, one_each)
         else:
             banks, makeup = {}, {}
             for number, (group, count) in enumerate(zip(groups, counts, strict=True)):
@@ -138,17 +139,26 @@ class Mixture(Method):
         return assemble(self, body, parts, gamma=self.gamma)
 
     def _flat(
-        self, body: Anatomy, layers: Mapping[str, Axes], own: Sequence[str], budget: int
+        self, body: Anatomy, layers: Mapping[str, Axes], own: Sequence[str], budget: int, grouped: int
     ) -> tuple[dict[str, Bank], dict[str, Makeup]]:
-        """One vector for all layers, out of which each reads templates of its own shape."""
+        """One vector for all layers, out of which each reads templates of its own shape.
+
+        `grouped` is what one template for each group would cost in all.
+        """
         weights = values(body.network, layers)
         coefficients = self.members * self.templates * len(layers)
         numbers = budget - _fixed(body, layers, own, self.members) - coefficients
         largest = max(weights, key=lambda name: weights[name].numel())
         if numbers < weights[largest].numel():
-            minimum = budget - numbers + weights[largest].numel()
+            minimum = min(grouped, budget - numbers + weights[largest].numel())
             raise too_small("Mixture", budget, minimum, largest, weights[largest].numel())
-        return flat_bank(weights, layers, numbers, self.templates, self.members)
+        fans = [fan_in(weight, layers[name]) for name, weight in weights.items()]
+        shapes = [tuple(weight.shape) for weight in weights.values()]
+        like = weights[largest]
+        bank, pieces = flat_bank("bank", shapes, fans, numbers, self.templates, self.members, like)
+        return {"bank": bank}, {
+            name: Makeup(piece.shape, (piece,)) for name, piece in zip(weights, pieces, strict=True)
+        }
 
     def _bank(
         self, body: Anatomy, label: str, names: Sequence[str], count: int, layers: Mapping[str, Axes]
@@ -216,23 +226,6 @@ def allocate(
                 counts[i] -= 1
                 break
     return counts
-
-
-def flat_bank(
-    weights: Mapping[str, Tensor], layers: Mapping[str, Axes], numbers: int, templates: int, members: int
-) -> tuple[dict[str, Bank], dict[str, Makeup]]:
-    """A bank of `numbers` in one vector, and how each layer is made of it; each begins to read where the last ended."""
-    like, rows = next(iter(weights.values())), len(weights)
-    fans = [fan_in(weight, layers[name]) for name, weight in weights.items()]
-    alpha = orthogonal(members, rows, templates, like)
-    alpha *= torch.tensor([(max(fans) / fan) ** 0.5 for fan in fans]).to(like)[:, None]
-    makeup, start = {}, 0
-    for j, (name, weight) in enumerate(weights.items()):
-        shape = tuple(weight.shape)
-        piece = Piece("bank", tuple(k * rows + j for k in range(members)), shape, start=start)
-        makeup[name] = Makeup(shape, (piece,))
-        start = (start + templates * flat_step(weight.numel(), numbers, templates)) % numbers
-    return {"bank": FlatBank(kaiming((numbers,), max(fans), like), alpha)}, makeup
 
 
 def _fixed(body: Anatomy, made: Mapping[str, Axes], own: Sequence[str], members: int) -> int:

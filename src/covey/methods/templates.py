@@ -169,8 +169,8 @@ class Templates(Parameterization):
         """Which banks."""
         pieces = [piece for each in self.makeup if name in each for piece in each[name].pieces]
         used = dict.fromkeys(piece.bank for piece in pieces)
-        counts = ", ".join(f"{bank} ({len(self.banks[bank].theta):,})" for bank in used)  # type: ignore[arg-type]
-        return f"templates of {counts}"
+        counts = [f"{bank} ({len(self.named_banks()[bank].theta):,})" for bank in used]
+        return "templates of " + (", ".join(counts) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}")
 
     def collapsed(self) -> dict[str, Tensor]:
         """The mean of the members' tensors, which is the tensor of their mean coefficients."""
@@ -375,6 +375,36 @@ def corner(shape: Sequence[int]) -> tuple[slice, ...]:
 def flat_step(size: int, numbers: int, count: int) -> int:
     """How far apart templates of `size` lie in a vector of `numbers` out of which `count` are read."""
     return min(size, max(numbers // count, 1))
+
+
+def flat_bank(
+    label: str,
+    shapes: Sequence[tuple[int, ...]],
+    fans: Sequence[float],
+    numbers: int,
+    templates: int,
+    members: int,
+    like: Tensor,
+) -> tuple[FlatBank, list[Piece]]:
+    """A bank of `numbers` in one vector, and the pieces of layers, each of which begins to read where the last ended.
+
+    Args:
+        label: the bank's name.
+        shapes: of the layers.
+        fans: their fan-ins.
+        numbers: in the vector.
+        templates: how many a layer mixes.
+        members: rows of coefficients for each layer, (M, R, t).
+        like: gives dtype and device.
+    """
+    rows = len(shapes)
+    alpha = orthogonal(members, rows, templates, like)
+    alpha *= torch.tensor([(max(fans) / fan) ** 0.5 for fan in fans]).to(like)[:, None]
+    pieces, start = [], 0
+    for j, shape in enumerate(shapes):
+        pieces.append(Piece(label, tuple(k * rows + j for k in range(members)), shape, start=start))
+        start = (start + templates * flat_step(math.prod(shape), numbers, templates)) % numbers
+    return FlatBank(kaiming((numbers,), max(fans), like), alpha), pieces
 
 
 # --- private --------------------------------------------------------------------------------------------------------
