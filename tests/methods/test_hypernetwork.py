@@ -127,7 +127,9 @@ def test_embeddings_have_no_decay_and_norms_can_be_shared() -> None:
         (True, 0.0),
     }
     body = wrn_28_10()
-    own, shared = (covey.Hypernetwork(members=10, norms=n, budget=None).build([body]) for n in ("member", "shared"))
+    own, shared = (
+        covey.Hypernetwork(members=10, norms=n, budget=None).build([body]) for n in ("member", "shared")
+    )
     assert _count(own) - _count(shared) == 9 * 17_952
 
 
@@ -143,7 +145,9 @@ def test_bad_input_says_what_to_do() -> None:
     with pytest.raises(covey.CoveyError, match=r"at least [\d,]+ parameters.*'convs.*the most of all layers"):
         covey.Hypernetwork(members=3, budget=500).build([body])
     with pytest.raises(covey.CoveyError, match="linear=True"):
-        covey.convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), covey.Hypernetwork(), example=torch.zeros(2, 4))
+        covey.convert(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), covey.Hypernetwork(), example=torch.zeros(2, 4)
+        )
     with pytest.raises(covey.CoveyError, match="give convert\\(\\) an example"):
         covey.convert(_Net(), covey.Hypernetwork())
     with pytest.raises(covey.CoveyError, match="SuperWeights takes several"):

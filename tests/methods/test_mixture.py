@@ -117,7 +117,9 @@ def _minimum(method: covey.Method, body: Anatomy) -> int:
 
 def _two_groups() -> nn.Module:
     body = [nn.Conv2d(6, 6, size, padding=size // 2, bias=False) for size in (3, 1, 3, 1)]
-    return nn.Sequential(nn.Conv2d(2, 6, 1), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)).double()
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 1), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+    ).double()
 
 
 def test_the_flat_bank_is_read_round_and_round() -> None:
@@ -146,7 +148,9 @@ def test_the_flat_bank_is_read_round_and_round() -> None:
 def test_the_minimum_it_names_is_enough(templates: int) -> None:
     body = examine(_two_groups(), example=X)
     minimum = _minimum(covey.Mixture(members=3, budget=100, templates=templates), body)
-    one_bank = 324 + 3 * (5 * templates + 6 + 21)  # the largest layer; coefficients, a bias and a head for each member
+    one_bank = 324 + 3 * (
+        5 * templates + 6 + 21
+    )  # the largest layer; coefficients, a bias and a head for each member
     two_banks = 324 + 36 + 12 + 6 + 3 * (4 + 21)  # one template each; the first layer; coefficients and heads
     assert minimum == min(one_bank, two_banks)
     assert _count(covey.Mixture(members=3, budget=minimum, templates=templates).build([body])) == minimum
@@ -170,7 +174,9 @@ def test_shares_and_leftovers() -> None:
 
 def test_bad_input_says_what_to_do() -> None:
     body = examine(_net(), example=X)
-    with pytest.raises(covey.CoveyError, match=r"at least [\d,]+ parameters here, and the budget is 400.*'1.weight'"):
+    with pytest.raises(
+        covey.CoveyError, match=r"at least [\d,]+ parameters here, and the budget is 400.*'1.weight'"
+    ):
         covey.Mixture(members=3, budget=400).build([body])
     apart = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 2)).double()
     with pytest.raises(covey.CoveyError, match=r"degenerate.*Replicate\(where=\('norms', 'head'\)\)"):

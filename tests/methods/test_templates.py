@@ -144,7 +144,10 @@ def test_the_gradient_of_templates_is_scaled_by_gamma(name: str) -> None:
 @EACH
 def test_stored_bytes_are_those_of_parameters_and_buffers(name: str, tmp_path) -> None:
     wide = nn.Sequential(
-        *(nn.Conv2d(48, 48, 3, padding=1) for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 3)
+        *(nn.Conv2d(48, 48, 3, padding=1) for _ in range(4)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(48, 3),
     )
     ensemble = covey.convert(wide, METHODS[name], example=torch.zeros(2, 48, 4, 4))
     ensemble.save(tmp_path)
