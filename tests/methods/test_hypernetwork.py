@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from meta_wrn import wrn_28_10
 from torch import nn
 
 import covey
 from covey.edit.anatomy import examine
 from covey.methods.hypernetwork import chunk_groups, embeddings
 from covey.methods.templates import Templates, layers_of
-from meta_wrn import wrn_28_10
 
 
 def _part(ensemble: covey.Ensemble) -> Templates:
@@ -69,7 +71,7 @@ class _Net(nn.Module):
         super().__init__()
         widths = (3, 8, 8, 16, 16)
         self.convs = nn.ModuleList(
-            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in zip(widths, widths[1:], strict=False)
+            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in itertools.pairwise(widths)
         )
         self.head = nn.Linear(16, 4)
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_superweights import Net, X, Y
 
 import covey
-from test_superweights import Net, X, Y
 
 
 def _nets() -> list[Net]:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from meta_wrn import wrn_28_10
 from torch import Tensor, nn
 
 import covey
@@ -12,7 +13,6 @@ from covey.edit.anatomy import examine
 from covey.methods.refinement import layer_gradients, similarity
 from covey.methods.superweights import SuperWeights
 from covey.methods.templates import Templates
-from meta_wrn import wrn_28_10
 
 
 class Net(nn.Module):
@@ -185,7 +185,7 @@ def test_homogeneous_wrn_28_10_stays_in_its_budget() -> None:
     assert all(len(each) == 1 for each in pieces)  # one SuperWeight a layer
 
 
-# --- refinement ---------------------------------------------------------------------------------------------------------
+# --- refinement ---------------------------------------------------------------------------------------------------
 
 
 def test_gradients_are_those_of_the_plain_members_in_eval_mode() -> None:
