@@ -38,7 +38,7 @@ def main():
             print(f"{name}: loaded in {time.perf_counter() - start:.1f} s")
         data = loaded[name]
         seconds, used = min(epoch(data, augment, number) for number in range(3))
-        print(f"{name:14} {len(data.train):6,} samples  {what:28} {seconds:6.2f} s ({used:.2f} s of one core)")
+        print(f"{name:14} {len(data.train):6,}  {what:28} {seconds:6.2f} s ({used:.2f} s of one core)")
 
 
 if __name__ == "__main__":

@@ -138,7 +138,10 @@ def test_mixed_targets_give_the_mixed_loss():
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     first, second = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([2, 2, 1, 0, 0])
     keep = torch.tensor([0.1, 0.5, 0.9, 0.3, 1.0])
-    one, two = F.cross_entropy(logits, first, reduction="none"), F.cross_entropy(logits, second, reduction="none")
+    one, two = (
+        F.cross_entropy(logits, first, reduction="none"),
+        F.cross_entropy(logits, second, reduction="none"),
+    )
     got = F.cross_entropy(logits, mix_targets(first, second, keep, 3), reduction="none")
     torch.testing.assert_close(got, keep * one + (1 - keep) * two)
 
@@ -169,7 +172,11 @@ def test_text_is_not_mixed():
 
 @pytest.mark.parametrize(
     ("bad", "words"),
-    [({"pad": -1}, "pad must not be negative"), ({"magnitude": 11}, "from 0 to 10"), ({"switch": 2}, "from 0 to 1")],
+    [
+        ({"pad": -1}, "pad must not be negative"),
+        ({"magnitude": 11}, "from 0 to 10"),
+        ({"switch": 2}, "from 0 to 1"),
+    ],
 )
 def test_bad_options(bad, words):
     with pytest.raises(OptionError, match=words):

@@ -1,4 +1,4 @@
-"""Keyed random numbers against splitmix64 in Python's own integers, and against the distributions they claim."""
+"""Keyed random numbers against splitmix64 in Python's integers, and against their distributions."""
 
 import pytest
 import torch
@@ -56,7 +56,11 @@ def test_distributions(draw, distribution):
 def test_keys_give_unrelated_numbers():
     n = torch.arange(20_000)
     first = keyed.uniform(n, (0, 0, 1), 2)
-    for other in (keyed.uniform(n, (1, 0, 1), 2), keyed.uniform(n, (0, 1, 1), 2), keyed.uniform(n, (0, 0, 2), 2)):
+    for other in (
+        keyed.uniform(n, (1, 0, 1), 2),
+        keyed.uniform(n, (0, 1, 1), 2),
+        keyed.uniform(n, (0, 0, 2), 2),
+    ):
         both = torch.stack([first.flatten(), other.flatten()])
         assert abs(float(torch.corrcoef(both)[0, 1])) < 0.02
     assert abs(float(torch.corrcoef(first.T)[0, 1])) < 0.03

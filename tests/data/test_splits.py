@@ -79,7 +79,11 @@ def test_held_out_classes_are_nowhere_but_in_ood():
 
 @pytest.mark.parametrize(
     ("held_out", "words"),
-    [((10,), "10, which is no class"), (tuple(range(9)), "leaves 1 of 10 classes"), (("x",), "'x', which is no class")],
+    [
+        ((10,), "10, which is no class"),
+        (tuple(range(9)), "leaves 1 of 10 classes"),
+        (("x",), "'x', which is no class"),
+    ],
 )
 def test_bad_held_out(held_out, words):
     with pytest.raises(DataError, match=words):

@@ -11,7 +11,7 @@ from torch import Tensor
 Task = Literal["classification", "regression", "language"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value to compare by
 class Split:
     """Samples with their answers.
 
@@ -54,7 +54,7 @@ class Normalisation:
         return values * self.std[0] + self.mean[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Data:
     """A data set that is ready to train on.
 

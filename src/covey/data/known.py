@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,8 @@ def read_known(name: str, root: Path, ask: Asked) -> Raw:
             )
         _download(source, root, missing)
     raw = source.read(root, ask)
+    if notes:
+        warnings.warn(f"{name}: {notes[0]}", stacklevel=4)
     return replace(raw, notes=(*raw.notes, *notes))
 
 

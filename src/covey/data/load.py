@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,10 +127,7 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
     """Choose the reader."""
     path = Path(name).expanduser()
     if name in KNOWN or not path.exists():
-        raw = read_known(name, folder, ask)
-        if "train" not in raw.parts:
-            warnings.warn(f"{name}: {raw.notes[-1] if raw.notes else 'test part only'}", stacklevel=3)
-        return raw
+        return read_known(name, folder, ask)
     if path.is_dir():
         return pictures.read_folder(path, ask.image_size)
     if path.suffix in table.SUFFIXES:
@@ -180,18 +176,18 @@ def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None
     """Mean and deviation of each channel over the training images; None for what is no image."""
     if len(shape) != 3:
         return None
-    total = torch.zeros(shape[0], dtype=torch.float64)
-    squares = torch.zeros_like(total)
-    for piece in split.inputs.split(2048):  # a float copy of the whole set would take four times its memory
-        pixels = piece.to(torch.float32)
-        total += pixels.sum((2, 3), dtype=torch.float64).sum(0)
-        squares += pixels.square().sum((2, 3), dtype=torch.float64).sum(0)
-    count = len(split) * shape[1] * shape[2]
-    unit = 255.0 if split.inputs.dtype == torch.uint8 else 1.0
-    mean = total / count
-    std = (squares / count - mean.square()).clamp_min(0).sqrt() / unit
+    if split.inputs.dtype == torch.uint8:
+        # Exact, and much faster than sums of floats: count how often each of the 256 levels occurs.
+        counts = torch.stack([torch.bincount(c.flatten(), minlength=256) for c in split.inputs.unbind(1)])
+        share = counts.double() / counts.sum(1, keepdim=True)
+        level = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ level
+        std = (share @ level.square() - mean.square()).clamp_min(0).sqrt()
+    else:
+        pixels = split.inputs.double()
+        mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
     std = torch.where(std > 1e-6, std, 1.0)
-    return Normalisation(tuple((mean / unit).tolist()), tuple(std.tolist()))
+    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
 def _test_inputs(raw: Raw, name: str) -> Tensor:

@@ -156,7 +156,8 @@ def _table_sheet(data: Data, split: Split) -> Figure:
         names = [column["name"] for column in data.record["columns"]]
     panels = [*zip(names[:35], split.inputs.T[:35], strict=False), ("target", split.targets)]
     rows = -(-len(panels) // 6)
-    figure = Figure(figsize=(12, 1.7 * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(14, 1.9 * rows))
+    figure.subplots_adjust(hspace=0.6, top=0.85)
     for axes, panel in zip(
         figure.subplots(rows, 6, squeeze=False).flat, [*panels, *[None] * 6], strict=False
     ):
@@ -170,9 +171,7 @@ def _table_sheet(data: Data, split: Split) -> Figure:
             axes.hist(values.numpy(), bins=30)
         axes.set_title(name[:26], fontsize=8)
         axes.tick_params(labelsize=6)
-    figure.suptitle(
-        f"{data.record.get('source', '')}: {len(split):,} training rows, standardised", fontsize=10
-    )
+    figure.suptitle(f"{data.record.get('source', '')}: {len(split):,} training rows, standardised")
     return figure
 
 
