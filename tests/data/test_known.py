@@ -301,3 +301,57 @@ def test_every_known_set_says_where_its_files_are():
         for remote in source.remotes:
             kind, _, value = (remote.checksum or "md5:" + "0" * 32).partition(":")
             assert len(value) == {"md5": 32, "sha256": 64}[kind], name
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "each", "shape"),
+    [
+        pytest.param("kmnist", 10_000, 1000, (1, 28, 28), marks=real("KMNIST/raw")),
+        pytest.param("notmnist", 10_000, 1000, (1, 28, 28), marks=real("notMNIST/raw")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*test part only")
+def test_real_balanced_test_sets(name, count, each, shape):
+    data = load(name, ROOT, download=False)
+    assert len(data.test) == count
+    assert torch.bincount(data.test.targets).tolist() == [each] * 10
+    assert data.shape == shape
+
+
+@real("tiny-imagenet-200/val/images")
+@pytest.mark.filterwarnings("ignore:.*test part only")
+def test_real_tiny_imagenet_labels_follow_the_annotations():
+    folder = Path(ROOT) / "tiny-imagenet-200/val"
+    lines = [line.split("\t") for line in (folder / "val_annotations.txt").read_text().splitlines()]
+    data = load("tiny-imagenet", ROOT, download=False)
+    assert [data.classes[k] for k in data.test.targets] == [line[1] for line in lines]
+    last = np.asarray(Image.open(folder / "images" / lines[-1][0]).convert("RGB"))
+    np.testing.assert_array_equal(data.test.inputs[-1].permute(1, 2, 0).numpy(), last)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"),
+    [
+        ("bostonHousing", 506, 13),
+        ("concrete", 1030, 8),
+        ("energy", 768, 8),
+        ("kin8nm", 8192, 8),
+        ("power-plant", 9568, 4),
+        ("protein-tertiary-structure", 45730, 9),
+        ("wine-quality-red", 1599, 11),
+        ("yacht", 308, 6),
+    ],
+)
+@real("UCI_Datasets")
+def test_real_uci_sizes(name, rows, columns):
+    data = load(f"uci/{name}", ROOT, download=False)
+    assert len(data.train) + len(data.validation) + len(data.test) == rows
+    assert len(data.test) == pytest.approx(0.1 * rows, abs=1)
+    assert data.shape == (columns,)
+
+
+@real("tinyshakespeare/input.txt")
+def test_real_tinyshakespeare():
+    data = load("tinyshakespeare", ROOT, length=64, download=False)
+    assert bytes(data.train.inputs[0].tolist()).startswith(b"First Citizen:\nBefore we proceed")
+    assert len(torch.unique(data.train.inputs)) == 65
