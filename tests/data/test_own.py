@@ -361,6 +361,8 @@ def test_a_text_that_is_too_short(tmp_path):
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(DataError, match=r"is too short: .* a window of 128 needs 129"):
         load(tmp_path / "a.txt")
+    with pytest.raises(DataError, match="below 1 in all"):
+        load(tmp_path / "a.txt", validation=0.6, test=0.5)
     with pytest.raises(DataError, match="length of at least 1"):
         load(tmp_path / "a.txt", length=0)
 

@@ -38,9 +38,9 @@ def test_a_class_with_too_few_samples():
         stratified(targets, {"validation": 0.1, "test": 0.2}, seed=0, classes=("common", "rare"))
 
 
-@pytest.mark.parametrize("shares", [{"validation": 1.0}, {"validation": 0.5, "test": 0.5}])
+@pytest.mark.parametrize("shares", [{"validation": 1.0}, {"validation": 0.5, "test": 0.5}, {"test": -0.1}])
 def test_shares_that_leave_nothing(shares):
-    with pytest.raises(DataError, match="must be below 1 in all"):
+    with pytest.raises(DataError, match="at least 0 and below 1 in all"):
         stratified(torch.arange(10) % 2, shares, seed=0, classes=("a", "b"))
 
 

@@ -73,25 +73,19 @@ def load(
     )
     raw = check_targets(_read(name, folder, ask), name)
     strange: dict[str, Tensor] = {}
-    taken: tuple[Tensor, ...] = ()
     if held_out:
-        raw, taken = hold_out(raw, held_out)
+        raw, strange["held-out"] = hold_out(raw, held_out)
     rows = _rows(raw, 0.1 if validation is None else validation, 0.2 if test is None else test, seed)
     parts = {part: raw.parts[origin].take(numbers) for part, (origin, numbers) in rows.items()}
     columns: list[dict[str, Any]] = []
-    if raw.frame is not None:
-        frame = raw.frame
-        columns = table.fit_columns(frame.iloc[parts["train"].inputs.numpy()])
-        parts = {
-            p: Split(table.encode(frame.iloc[s.inputs.numpy()], columns, name), s.targets)
-            for p, s in parts.items()
-        }
-        taken = tuple(table.encode(frame.iloc[t.numpy()], columns, name) for t in taken)
+    if raw.frame is not None:  # the inputs of a table are row numbers so far
+        columns = table.fit_columns(raw.frame.iloc[parts["train"].inputs.numpy()])
+        whole = table.encode(raw.frame, columns, name)
+        parts = {part: Split(whole[s.inputs], s.targets) for part, s in parts.items()}
+        strange = {other: whole[numbers] for other, numbers in strange.items()}
     parts, target_normalisation = _standardised_targets(parts, raw.task)
     shape = tuple(parts["test"].inputs.shape[1:])
     normalisation = _normalisation(parts["train"] if len(parts["train"]) else parts["test"], shape)
-    if taken:
-        strange["held-out"] = torch.cat(taken)
     for other in ood:
         found = read_known(other, folder, replace(ask, parts=("test",)))
         strange[other] = like(_test_inputs(found, other), shape, other)
@@ -145,17 +139,14 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
 def _rows(raw: Raw, validation: float, test: float, seed: int) -> dict[str, tuple[str, Tensor]]:
     """For each of train, validation and test: the part of the source, and which of its samples."""
     own = {part: (part, torch.arange(len(split))) for part, split in raw.parts.items()}
-    nothing = ("", torch.arange(0))
-    if raw.task == "language" or "train" not in raw.parts:
-        first = next(iter(own))
-        return {part: own.get(part, (first, nothing[1])) for part in _PARTS}
-    shares = {"validation": validation, "test": test}
-    targets = raw.parts["train"].targets
-    classes = raw.classes if raw.task == "classification" else None
-    wanted = {part: share for part, share in shares.items() if part not in own}
-    cut = stratified(targets, wanted, seed=seed, classes=classes)
-    found = {**own, **{part: ("train", numbers) for part, numbers in cut.items()}}
-    return {part: found.get(part, ("train", nothing[1])) for part in _PARTS}
+    found = dict(own)
+    if raw.task != "language" and "train" in raw.parts:
+        wanted = {p: share for p, share in (("validation", validation), ("test", test)) if p not in own}
+        classes = raw.classes if raw.task == "classification" else None
+        cut = stratified(raw.parts["train"].targets, wanted, seed=seed, classes=classes)
+        found |= {part: ("train", numbers) for part, numbers in cut.items()}
+    nothing = (next(iter(own)), torch.arange(0))
+    return {part: found.get(part, nothing) for part in _PARTS}
 
 
 def _standardised_targets(

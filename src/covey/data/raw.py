@@ -60,7 +60,7 @@ def check_targets(raw: Raw, source: str) -> Raw:
     return raw
 
 
-def hold_out(raw: Raw, held_out: tuple[int | str, ...]) -> tuple[Raw, tuple[Tensor, ...]]:
+def hold_out(raw: Raw, held_out: tuple[int | str, ...]) -> tuple[Raw, Tensor]:
     """Take classes away from every part and renumber the rest.
 
     Returns:
@@ -80,7 +80,7 @@ def hold_out(raw: Raw, held_out: tuple[int | str, ...]) -> tuple[Raw, tuple[Tens
         parts[name] = Split(part.inputs[new >= 0], new[new >= 0])
         if name == "test" or "test" not in raw.parts:
             taken.append(part.inputs[new < 0])
-    return replace(raw, parts=parts, classes=tuple(raw.classes[k] for k in kept)), tuple(taken)
+    return replace(raw, parts=parts, classes=tuple(raw.classes[k] for k in kept)), torch.cat(taken)
 
 
 def _class_number(name: int | str, classes: tuple[str, ...]) -> int:

@@ -25,9 +25,8 @@ def stratified(
         seed: fixes which rows go where.
         classes: names of the classes; every class then has its share in every part. None: not stratified.
     """
+    check_shares(shares)
     shares = {name: share for name, share in shares.items() if share > 0}
-    if any(share >= 1 for share in shares.values()) or sum(shares.values()) >= 1:
-        raise DataError(f"the shares held back from training must be below 1 in all; got {dict(shares)}")
     order = keyed.permutation(len(targets), (seed, _SPLIT))
     if classes is None:
         groups = {"": order}
@@ -48,6 +47,14 @@ def stratified(
         for name, piece in zip(sizes, rows.split(list(sizes.values())), strict=True):
             parts[name].append(piece)
     return {name: torch.cat(pieces).sort().values for name, pieces in parts.items()}
+
+
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Refuse shares that leave nothing to train on."""
+    if min(shares.values(), default=0) < 0 or sum(shares.values()) >= 1:
+        raise DataError(
+            f"the shares held back from training must be at least 0 and below 1 in all; got {dict(shares)}"
+        )
 
 
 def digest(indices: Tensor) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from covey.data.container import Split
 from covey.data.raw import Raw
+from covey.data.splits import check_shares
 from covey.errors import DataError
 
 BYTES = tuple(f"{b:02x}" for b in range(256))
@@ -23,9 +24,13 @@ def read_text(path: Path, length: int, validation: float | None, test: float | N
     if length < 1:
         raise DataError(f"windows must have a length of at least 1; got length={length}")
     tokens = torch.from_numpy(np.fromfile(path, np.uint8))
-    shares = {"validation": validation, "test": test}
     # 90, 5 and 5 % by position is the usual cut of enwik8.
-    held = {part: round((0.05 if share is None else share) * len(tokens)) for part, share in shares.items()}
+    shares = {
+        "validation": 0.05 if validation is None else validation,
+        "test": 0.05 if test is None else test,
+    }
+    check_shares(shares)
+    held = {part: round(share * len(tokens)) for part, share in shares.items()}
     sizes = {"train": len(tokens) - sum(held.values()), **held}
     parts = {}
     for (part, size), piece in zip(sizes.items(), tokens.split(list(sizes.values())), strict=True):
