@@ -44,10 +44,10 @@ class Coverage:
             for name, _ in network.named_parameters():
                 home.setdefault(name, network)
         rows = [
-            Row(name, *_layer(network, name), part.role, part.numbers(name), part.note(name))  # type: ignore[operator,arg-type]
+            Row(name, *_layer(network, name), part.role, part.numbers(name), part.note(name))
             for name, network in home.items()
             for part in parts
-            if name in part.names  # type: ignore[operator]
+            if name in part.names
         ]
         for k, network in enumerate(networks):
             buffers, note = ensemble.buffers_of(k)[0], f"member {k}'s" if len(networks) > 1 else ""

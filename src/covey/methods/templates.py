@@ -338,11 +338,11 @@ def anatomies(ensemble: Ensemble, networks: Sequence[nn.Module]) -> list[Anatomy
             network,
             tuple(record["head"]),
             tuple(record["stem"]),
-            frozenset({*buffers.changing, *buffers.own.names}),  # type: ignore[union-attr,misc]
+            frozenset({*buffers.changing, *buffers.own.names}),
             output=ensemble.about.output,
             extra=ensemble.about.extra,
             given=record["tensors"],
-            shared=frozenset(buffers.shared.names),  # type: ignore[union-attr,arg-type]
+            shared=frozenset(buffers.shared.names),
         )
         for network, record, buffers in zip(networks, ensemble.records, ensemble.state, strict=True)
     ]
