@@ -43,9 +43,9 @@ def _counted(part: Templates, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
     calls: list[tuple[int, ...]] = []
     generate = part._generate
 
-    def counting(body: int, members: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    def counting(body: int, members: tuple[int, ...], alone: bool) -> dict[str, torch.Tensor]:
         calls.append(members)
-        return generate(body, members)
+        return generate(body, members, alone)
 
     monkeypatch.setattr(part, "_generate", counting)
     return calls

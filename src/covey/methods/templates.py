@@ -106,7 +106,7 @@ class FlatBank(Bank):
         for piece in pieces:
             size = math.prod(piece.shape)
             step = flat_step(size, len(theta), count)
-            templates = _cyclic(theta, piece.start, (count - 1) * step + size).unfold(0, size, step)
+            templates = torch.stack([_cyclic(theta, piece.start + i * step, size) for i in range(count)])
             mix = self.coefficients([piece.rows[k] for k in members]) * piece.scale
             made.append((mix @ templates).view(len(members), *piece.shape))
         return made
@@ -140,13 +140,16 @@ class Templates(Parameterization):
         self.names = tuple(dict.fromkeys(name for each in self.makeup for name in each))
         self.role, self.gamma, self.keep = role, gamma, keep
         self._numbers = _shares(banks, self.makeup)
-        self._kept: dict[tuple[int, ...], dict[str, Tensor]] = {}
+        self._generated = sum(
+            math.prod(made.shape) * len(made.pieces[0].rows) for each in self.makeup for made in each.values()
+        )
+        self._kept: dict[tuple, dict[str, Tensor]] = {}
         self._kept_for: list[tuple] = []
 
     def member(self, k: int) -> dict[str, Tensor]:
         """Member k's tensors."""
         body, row = (k, 0) if len(self.makeup) > 1 else (0, k)
-        return {name: tensor[0] for name, tensor in self._tensors(body, (row,)).items()}
+        return self._tensors(body, (row,), alone=True)
 
     def stacked(self, members: Sequence[int]) -> dict[str, Tensor]:
         """Several members' tensors, (len(members), *shape)."""
@@ -193,22 +196,36 @@ class Templates(Parameterization):
         """The banks by name."""
         return dict(self.banks.items())  # type: ignore[arg-type]
 
-    def _tensors(self, body: int, members: tuple[int, ...]) -> dict[str, Tensor]:
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or not self._keepable():
-            return self._generate(body, members)
-        versions = [(p, p._version, p.dtype, p.data_ptr()) for p in self.parameters()]
+    def _tensors(self, body: int, members: tuple[int, ...], alone: bool = False) -> dict[str, Tensor]:
+        """Tensors of some members; with `alone` of a single one, without an axis of members. Kept where they may be."""
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._generate(body, members, alone)
+        versions = self._versions()
+        if versions is None or self._generated * versions[0][0].element_size() > self.keep * 2**20:
+            return self._generate(body, members, alone)
         if len(versions) != len(self._kept_for) or any(
             new[0] is not old[0] or new[1:] != old[1:]
             for new, old in zip(versions, self._kept_for, strict=True)
         ):
             self._kept, self._kept_for = {}, versions
-        key = (body, *members)
+        key = (body, alone, *members)
         if key not in self._kept:
-            if sum(len(kept) - 1 for kept in self._kept) > 2 * self.members():
+            if sum(len(kept) - 2 for kept in self._kept) > 2 * self.members():
                 self._kept.clear()  # ever other subsets of members
             with torch.inference_mode(False), torch.no_grad():
-                self._kept[key] = self._generate(body, members)
+                self._kept[key] = self._generate(body, members, alone)
         return self._kept[key]
+
+    def _versions(self) -> list[tuple] | None:
+        """What tells whether a parameter has changed; None where that cannot be told."""
+        found = []
+        # not self.parameters(), which takes longer than a small network
+        for bank in self.banks._modules.values():
+            for p in bank._parameters.values():
+                if type(p) is not nn.Parameter or p.is_inference():
+                    return None  # a transform's stand-in, or a tensor that does not count its changes
+                found.append((p, p._version, p.dtype, p.data_ptr()))
+        return found
 
     def members(self) -> int:
         """M."""
@@ -224,11 +241,11 @@ class Templates(Parameterization):
         )
         return total * parameters[0].element_size() <= self.keep * 2**20
 
-    def _generate(self, body: int, members: tuple[int, ...]) -> dict[str, Tensor]:
+    def _generate(self, body: int, members: tuple[int, ...], alone: bool) -> dict[str, Tensor]:
         makeup = self.makeup[body]
         users: dict[str, list[Piece]] = defaultdict(list)
-        for made in makeup.values():
-            for piece in made.pieces:
+        for how in makeup.values():
+            for piece in how.pieces:
                 users[piece.bank].append(piece)
         device = next(self.parameters()).device.type
         with torch.autocast(device, enabled=False):  # weights in full precision, whatever their use
@@ -236,7 +253,8 @@ class Templates(Parameterization):
                 label: iter(self.banks[label].blocks(pieces, members, self.gamma))  # type: ignore[operator]
                 for label, pieces in users.items()
             }
-            return {name: _filled(made, ready, len(members)) for name, made in makeup.items()}
+            made = {name: _filled(how, ready, len(members)) for name, how in makeup.items()}
+        return {name: tensor[0] for name, tensor in made.items()} if alone else made
 
 
 class Separate(Parameterization):
