@@ -81,7 +81,7 @@ def convert(
     >>> ensemble(torch.zeros(2, 4)).shape
     torch.Size([4, 2, 3])
     """
-    networks = list(network) if isinstance(network, list | tuple) else [network]
+    networks: list[nn.Module] = [network] if not isinstance(network, Sequence) else list(network)
     _check(networks, method, task)
     bodies = [examine(net, example=example, output=output, head=head, stem=stem) for net in networks]
     device_ids = sorted(
