@@ -81,7 +81,7 @@ def convert(
     >>> ensemble(torch.zeros(2, 4)).shape
     torch.Size([4, 2, 3])
     """
-    networks: list[nn.Module] = [network] if not isinstance(network, Sequence) else list(network)
+    networks: list[nn.Module] = list(network) if isinstance(network, Sequence) else [network]
     _check(networks, method, task)
     bodies = [examine(net, example=example, output=output, head=head, stem=stem) for net in networks]
     device_ids = sorted(
