@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,29 +71,32 @@ def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
     return table
 
 
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw figures inside this: it sets matplotlib's style and puts the user's own back."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(RC):
+        yield
+
+
 def blank(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
     """A matplotlib figure and its axes, without pyplot's global state."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Canvas
 
-    with mpl.rc_context(RC):
-        figure = Canvas(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
-        axes.set_axisbelow(True)
+    figure = Canvas(figsize=size, layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    axes.set_axisbelow(True)
     return figure, axes
 
 
 def finish(figure: Any, name: str, title: str, alt: str) -> Figure:
     """Draw the figure to SVG (for the page and as a file) and PDF."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(RC):
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-        paper = io.BytesIO()
-        figure.savefig(paper, format="pdf", transparent=True, metadata={"CreationDate": None})
+    drawn, paper = io.StringIO(), io.BytesIO()
+    figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(paper, format="pdf", transparent=True, metadata={"CreationDate": None})
     plain = drawn.getvalue()
     return Figure(
         name, title, alt, _inline(plain, name, alt), {"svg": plain.encode(), "pdf": paper.getvalue()}
@@ -118,7 +122,7 @@ def _inline(svg: str, name: str, alt: str) -> str:
     return re.sub(r"<svg ", f'<svg role="img" aria-label="{label}" ', svg, count=1)
 
 
-RC: dict[str, Any] = {
+RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "covey",
     "pdf.fonttype": 42,
@@ -145,7 +149,11 @@ RC: dict[str, Any] = {
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
     "legend.fontsize": 7.5,
-    "legend.frameon": False,
+    "legend.frameon": True,
+    "legend.framealpha": 0.75,
+    "legend.facecolor": PAPER,
+    "legend.edgecolor": "none",
+    "legend.labelspacing": 0.35,
     "legend.handlelength": 2.2,
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
