@@ -102,13 +102,13 @@ def _sure(results: Results, taken: MethodRuns, top: MethodRuns, column: Column) 
     words = {"within noise": "within noise", "higher": "more than noise", "lower": "more than noise"}
     return (
         f"{other.name} minus {against.name}: {comparison.difference * column.scale:+.{digits}f}{unit} "
-        f"(95 % interval {low:+.{digits}f} to {high:+.{digits}f}, p = {_p(comparison.p)}, "
+        f"(95 % interval {low:+.{digits}f} to {high:+.{digits}f}, {_p(comparison.p)}, "
         f"{comparison.seeds} seeds): {words[comparison.verdict]}."
     )
 
 
 def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def _fastest(results: Results) -> Answer:

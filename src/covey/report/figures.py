@@ -199,6 +199,8 @@ def planes(results: Results, looks: Looks) -> list[Figure]:
 
 
 def _plane(name: str, plane: dict[str, Any]) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = blank((SIZE[0], 2.8))
     accuracy = 100 * np.array(plane["accuracy"])
     levels = np.linspace(accuracy.min(), max(accuracy.max(), accuracy.min() + 1e-3), 13)
@@ -209,7 +211,7 @@ def _plane(name: str, plane: dict[str, Any]) -> Figure:
         axes.annotate(str(k), (x, y), xytext=(5, 5), textcoords="offset points", color="#ffffff", bbox=box)
     axes.grid(False)
     axes.set(xlabel="Distance along members 0 and 1", ylabel="Distance towards member 2")
-    bar = figure.colorbar(mesh, ax=axes, label="Accuracy, %", format="%.4g")
+    bar = figure.colorbar(mesh, ax=axes, label="Accuracy, %", ticks=MaxNLocator(5))
     bar.ax.tick_params(color=SOFT, labelcolor=INK, labelsize=7)
     bar.outline.set_visible(False)
     axes.set_title(name, loc="left")

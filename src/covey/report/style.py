@@ -96,6 +96,7 @@ def finish(figure: Any, name: str, title: str, alt: str) -> Figure:
     """Draw the figure to SVG (for the page and as a file) and PDF."""
     drawn, paper = io.StringIO(), io.BytesIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    figure.set_layout_engine("none")  # keep the layout found: finding it is what takes time
     figure.savefig(paper, format="pdf", transparent=True, metadata={"CreationDate": None})
     plain = drawn.getvalue()
     return Figure(

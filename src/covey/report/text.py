@@ -130,7 +130,15 @@ def _calibration_tables(results: Results) -> list[Table]:
                 f"{_mean([f['coverage'] for f in found], 100, 1)} / {_mean([f['size'] for f in found], 1, 2)}"
             )
         rows.append(row)
-    heads = ["Method", "NLL", "pooled T", "members' T", "ECE, %", "pooled T", "members' T"]
+    heads = [
+        "Method",
+        "NLL",
+        "NLL, pooled T",
+        "NLL, members' T",
+        "ECE, %",
+        "ECE, pooled T",
+        "ECE, members' T",
+    ]
     heads += ["Threshold sets: coverage, % / size", "APS: coverage, % / size"]
     caption = (
         "After calibration on validation data: one temperature of the pooled prediction, or one a member"
