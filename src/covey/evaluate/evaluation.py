@@ -40,7 +40,8 @@ class Evaluation:
         about: task, members, samples, classes, OOD sets and versions.
         notes: what a reader must know.
         examples: the most and the least certain test samples.
-        calibration: fitted on validation data, ready for `ensemble.temperature` or `ensemble.conformal`; by name, such as "pooled".
+        calibration: fitted on validation data, by name ("pooled", "members", "aps", ...),
+            ready for `ensemble.temperature` or `ensemble.conformal`.
         record: members' outputs; None if this was read without them.
     """
 
