@@ -76,4 +76,6 @@ def make_runs() -> Callable[[Sequence[int]], list[Run]]:
 @pytest.fixture(scope="session")
 def page(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of three methods and three seeds."""
-    return write(make_runs((0, 1, 2)), tmp_path_factory.mktemp("report"), title="A <report> & more")
+    return write(
+        make_runs((0, 1, 2)), tmp_path_factory.mktemp("report"), title="A <report> & more", pdf=False
+    )

@@ -57,7 +57,7 @@ def html(
 <main id="main">
 {"".join(parts)}
 </main>
-<footer>Written by covey. Figures are also in the folder <code>figures</code> as SVG and PDF.</footer>
+<footer>Written by covey. Figures are also in the folder <code>figures</code>.</footer>
 <div id="status" class="unseen" role="status" aria-live="polite"></div>
 <script>{script}</script>
 </body>

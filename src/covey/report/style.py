@@ -50,14 +50,24 @@ class Figure:
         title: a few words.
         alt: what it shows, in words, for readers who cannot see it.
         svg: for the page, which colours it.
-        files: standalone SVG and PDF by suffix.
+        file: the same as a file of its own.
+        canvas: matplotlib's figure.
     """
 
     name: str
     title: str
     alt: str
     svg: str
-    files: dict[str, bytes]
+    file: str
+    canvas: Any
+
+    def pdf(self) -> bytes:
+        """The figure as PDF, which takes as long as drawing it did."""
+        self.canvas.set_layout_engine("none")  # keep the layout that the SVG has
+        paper = io.BytesIO()
+        with styled():
+            self.canvas.savefig(paper, format="pdf", transparent=True, metadata={"CreationDate": None})
+        return paper.getvalue()
 
 
 def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
@@ -93,15 +103,11 @@ def blank(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
 
 
 def finish(figure: Any, name: str, title: str, alt: str) -> Figure:
-    """Draw the figure to SVG (for the page and as a file) and PDF."""
-    drawn, paper = io.StringIO(), io.BytesIO()
+    """Draw the figure to SVG."""
+    drawn = io.StringIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-    figure.set_layout_engine("none")  # keep the layout found: finding it is what takes time
-    figure.savefig(paper, format="pdf", transparent=True, metadata={"CreationDate": None})
     plain = drawn.getvalue()
-    return Figure(
-        name, title, alt, _inline(plain, name, alt), {"svg": plain.encode(), "pdf": paper.getvalue()}
-    )
+    return Figure(name, title, alt, _inline(plain, name, alt), plain, figure)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
