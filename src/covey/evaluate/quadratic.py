@@ -40,7 +40,7 @@ class Quadratic:
 
     size: int = 100
     lr: float = 0.1
-    batch: int = 10_000
+    batch: int = 100_000
     distance: float = 1.0
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ def simulate(
     members: int,
     kind: Kind = "late-phase",
     *,
-    steps: int = 50_000,
+    steps: int = 30_000,
     last: int = 10_000,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
 ) -> Array:

@@ -1,0 +1,1 @@
+"""Training: plain functions over an ensemble, batches and an optimiser."""
