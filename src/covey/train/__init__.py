@@ -1,1 +1,0 @@
-"""Training: plain functions over an ensemble, batches and an optimiser."""
