@@ -20,6 +20,7 @@ from covey.methods import (
     NormEnsemble,
     Replicate,
 )
+from covey.train import History, Machine, Recipe, Schedule, fit
 
 __all__ = [
     "METHODS",
@@ -30,16 +31,21 @@ __all__ = [
     "DeepEnsemble",
     "Ensemble",
     "Group",
+    "History",
     "MCDropout",
+    "Machine",
     "Masksembles",
     "Method",
     "MultiHead",
     "NormEnsemble",
     "Parameterization",
     "Prediction",
+    "Recipe",
     "Regression",
     "Replicate",
+    "Schedule",
     "convert",
+    "fit",
     "load",
     "loss",
 ]
