@@ -95,8 +95,12 @@ class AlgorithmOne:
         for k in range(K):
             plain = ensemble.member(k)
             for name, tensor in {**self.theta, **self.phi[k], **self.buffers[k]}.items():
-                theirs = plain.get_parameter(name) if isinstance(tensor, nn.Parameter) else plain.get_buffer(name)
-                torch.testing.assert_close(theirs, tensor, rtol=0, atol=tolerance, msg=f"{name} of member {k}")
+                theirs = (
+                    plain.get_parameter(name) if isinstance(tensor, nn.Parameter) else plain.get_buffer(name)
+                )
+                torch.testing.assert_close(
+                    theirs, tensor, rtol=0, atol=tolerance, msg=f"{name} of member {k}"
+                )
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 2])

@@ -9,16 +9,21 @@ estimated again in one pass over the training inputs, each batch of b samples af
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from covey.data import train_batch
 from covey.edit.anatomy import arguments
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
+from covey.train.recipe import Recipe
+from covey.train.schedules import epoch_of
+from covey.train.state import Job, Phase, State
 
 
 class Average:
@@ -92,6 +97,49 @@ def refresh_statistics(module: nn.Module, inputs: Iterable[Any]) -> None:
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
+
+
+def averaged(phases: Sequence[Phase], recipe: Recipe) -> list[Phase]:
+    """The phases of a run that ends with the average of its weights, if the recipe asks for that.
+
+    A phase that makes another object starts the average again. What the phase makes of its ensemble in the end
+    (draws, a collapsed network), it makes of the average.
+    """
+    if recipe.average is None:
+        return list(phases)
+    return [_averaging(phase, epoch_of(recipe.average, recipe.epochs)) for phase in phases]
+
+
+def _averaging(phase: Phase, start: int) -> Phase:
+    def recalled(state: State) -> Average:
+        name = f"average {state.phase}"
+        return Average(state.notes.get(name, 0), state.recall(name))
+
+    def after_epoch(job: Job, state: State) -> None:
+        if phase.after_epoch is not None:
+            phase.after_epoch(job, state)
+        if state.consumed > start * job.stream.per_epoch:
+            average = recalled(state)
+            average.update(state.ensemble)
+            state.notes[f"average {state.phase}"] = average.count
+            state.forget(f"average {state.phase - 1}")
+            state.keep(f"average {state.phase}", average.tensors)
+
+    def finish(job: Job, state: State) -> Ensemble:
+        state.ensemble = recalled(state).applied(state.ensemble, training_inputs(job))
+        return state.ensemble if phase.finish is None else phase.finish(job, state)
+
+    return replace(phase, after_epoch=after_epoch, finish=finish)
+
+
+def training_inputs(job: Job) -> Iterator[Tensor]:
+    """One pass over the training inputs as a run sees them, augmented but not mixed, in batches (B, ...)."""
+    augment = replace(job.recipe.augment, mixup=0.0, cutmix=0.0)
+    first = job.recipe.epochs * job.stream.per_epoch
+    for number in range(first, first + job.stream.per_epoch):
+        epoch, indices = job.stream[number]
+        inputs, _ = train_batch(job.data, indices, augment, seed=job.recipe.seed, epoch=epoch)
+        yield inputs.to(job.fabric.device)
 
 
 def _layers(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:

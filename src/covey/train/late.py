@@ -22,18 +22,124 @@ from covey.edit.anatomy import Anatomy
 from covey.edit.layers import Where, fresh
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
+from covey.methods.parts import Replicated
 from covey.methods.replicate import Replicate
+from covey.train.batches import number
+from covey.train.prepare import build
+from covey.train.recipe import Recipe
+from covey.train.schedules import epoch_of
+from covey.train.state import Job, Phase, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """Train one member until `start`, then an ensemble around it. See `late`, which makes it."""
+
+    method: Method
+    start: float = 0.6
+    noise: float = 0.0
+    restart: Where = ()
+    nested: bool = True
+    freeze: bool = False
+    collapse: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise OptionError(
+                f"late(method) takes a method with options, such as NormEnsemble(members=10); got {self.method!r}."
+            )
+        if getattr(self.method, "init", None) == "fresh":
+            raise OptionError(
+                f"{type(self.method).__name__} initialises every member anew (init='fresh'), so nothing would be left "
+                "of the training before. Copies of all tensors are Replicate(where='all')."
+            )
+        if self.noise < 0 or self.start < 0:
+            raise OptionError(f"start and noise are at least 0; got {self.start} and {self.noise}.")
+
+    def phases(self, recipe: Recipe) -> list[Phase]:
+        """One member until `start`, all members from then on."""
+        begin = epoch_of(self.start, recipe.epochs)
+        if begin >= recipe.epochs:
+            raise OptionError(
+                f"the ensemble would start at epoch {begin}, and training ends at {recipe.epochs}; start it earlier."
+            )
+        late = Phase(
+            build=self._at_once if begin == 0 else self._widened,
+            end=recipe.epochs,
+            plan="independent" if self.nested else "same",
+            step="plain" if self.nested else "drawn",
+            chunk=1,  # members one after the other, so that training needs the memory of one
+            answer=_collapsed if self.collapse else None,
+            finish=_collapsed if self.collapse else None,
+        )
+        return [late] if begin == 0 else [Phase(build=self._alone, end=begin, plan="same"), late]
+
+    def _alone(self, network: nn.Module, job: Job) -> Ensemble:
+        return build(network, replace(_with_full_gradient(self.method), members=1), job)
+
+    def _widened(self, network: nn.Module, job: Job) -> Ensemble:
+        assert isinstance(network, Ensemble)
+        seed = job.recipe.seed
+        return self._ready(widen(network, self._method(), noise=self.noise, restart=self.restart, seed=seed))
+
+    def _at_once(self, network: nn.Module, job: Job) -> Ensemble:
+        ensemble = build(network, self._method(), job)
+        if ensemble is not network:  # an ensemble of the user's own has its noise already
+            _vary_(ensemble, self.noise, self.restart, job.recipe.seed)
+        return self._ready(ensemble)
+
+    def _method(self) -> Method:
+        """The method; where one member steps at a time, with the gradient that it has alone."""
+        return self.method if self.nested else _with_full_gradient(self.method)
+
+    def _ready(self, ensemble: Ensemble) -> Ensemble:
+        if self.freeze:
+            freeze_shared_(ensemble)
+        return ensemble
+
+
+def late(
+    method: Method,
+    start: float = 0.6,
+    noise: float = 0.0,
+    *,
+    restart: Where = (),
+    nested: bool = True,
+    freeze: bool = False,
+    collapse: bool = False,
+) -> Late:
+    """A method that starts when the network is nearly trained; give it to `covey.fit` as `method`.
+
+    Args:
+        method: the ensemble to start, any whose members can be copied.
+        start: when: a share of training, or an epoch if 1 or more; 0 for a network that is trained already.
+        noise: Gaussian noise on the members' tensors, in units of each tensor's root mean square.
+        restart: tensors of the members that are initialised anew instead of copied, such as "head".
+        nested: every member takes a minibatch of its own, then the shared tensors move once, with the method's
+            gamma; otherwise a member drawn for each minibatch steps along with the shared tensors.
+        freeze: let only the members' tensors learn after the start.
+        collapse: end with one network, the average of the members' weights.
+    """
+    return Late(
+        method=method,
+        start=start,
+        noise=noise,
+        restart=restart,
+        nested=nested,
+        freeze=freeze,
+        collapse=collapse,
+    )
 
 
 @torch.no_grad()
 def widen(
-    ensemble: Ensemble, members: int, *, noise: float = 0.0, restart: Where = (), seed: int = 0
+    ensemble: Ensemble, method: Method, *, noise: float = 0.0, restart: Where = (), seed: int = 0
 ) -> Ensemble:
-    """An ensemble of `members` around an ensemble of one.
+    """An ensemble of several members around an ensemble of one.
 
     Args:
         ensemble: of one member; it stays as it is.
-        members: M of the new one, which has the same method otherwise.
+        method: what the new one is built with: the same kind of method, with more members.
         noise: Gaussian noise on the members' tensors, in units of each tensor's root mean square. Running
             statistics are copied as they are.
         restart: tensors of the members that are initialised anew instead, such as "head".
@@ -44,26 +150,30 @@ def widen(
             f"an ensemble is widened from one member that runs on its own; this {type(ensemble.method).__name__} "
             f"has {ensemble.members}. Members that share a pass or differ in shape cannot be started late."
         )
-    body = _anatomy(ensemble)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        wide = replace(ensemble.method, members=members).build([body])
-        _copy_state(ensemble, wide)
-        perturb_(wide, noise)
-        if restart:
-            _restart(wide, body, restart)
+        wide = method.build([_anatomy(ensemble)])
+    _copy_state(ensemble, wide)
     wide.about = replace(ensemble.about, extra=dict(ensemble.about.extra))
     wide.memory_format = ensemble.memory_format
-    return wide.train(ensemble.training)
+    _vary_(wide, noise, restart, seed)
+    return wide.to(next(ensemble.parameters()).device).train(ensemble.training)
 
 
 @torch.no_grad()
 def perturb_(ensemble: Ensemble, noise: float) -> None:
     """Add Gaussian noise to every member tensor, in units of its root mean square. Uses the global random state."""
-    if noise:
-        for phi in _member_parameters(ensemble):
-            size = phi.reshape(len(phi), -1).square().mean(1).sqrt()
-            phi += noise * size.reshape(-1, *[1] * (phi.ndim - 1)) * torch.randn_like(phi)
+    for phi in _member_parameters(ensemble):
+        size = phi.reshape(len(phi), -1).square().mean(1).sqrt()
+        phi.add_(noise * size.reshape(-1, *[1] * (phi.ndim - 1)) * torch.randn_like(phi))
+
+
+def _vary_(ensemble: Ensemble, noise: float, restart: Where, seed: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "late"))  # not the stream that the network itself was drawn from
+        if noise:
+            perturb_(ensemble, noise)
+        if restart:
+            _restart(ensemble, _anatomy(ensemble), restart)
 
 
 def freeze_shared_(ensemble: Ensemble) -> None:
@@ -73,6 +183,12 @@ def freeze_shared_(ensemble: Ensemble) -> None:
             if group.kind == "shared":
                 for parameter in group.parameters:
                     parameter.requires_grad_(False)
+
+
+def _with_full_gradient(method: Method) -> Method:
+    """The method with gamma 1, if it has one: a minibatch of one member moves the shared tensors in full."""
+    options: dict[str, Any] = {"gamma": 1.0} if hasattr(method, "gamma") else {}
+    return replace(method, **options)
 
 
 def _member_parameters(ensemble: Ensemble) -> list[nn.Parameter]:
@@ -118,11 +234,11 @@ def _copy_state(one: Ensemble, wide: Ensemble) -> None:
         tensor.copy_(source)
 
 
+@torch.no_grad()
 def _restart(wide: Ensemble, body: Anatomy, where: Where) -> None:
     names = body.select(where)
-    stored = {
-        name: phi for part in wide.parts.values() if hasattr(part, "phi") for name, phi in part.phi.items()
-    }
+    parts = [part for part in wide.parts.values() if isinstance(part, Replicated)]
+    stored = {name: phi for part in parts for name, phi in part.phi.items()}
     shared = [name for name in names if name not in stored]
     if shared:
         raise ConversionError(
@@ -133,3 +249,17 @@ def _restart(wide: Ensemble, body: Anatomy, where: Where) -> None:
         made, _ = fresh(body.network, None)
         for name in names:
             stored[name][k].copy_(made.get_parameter(name))
+
+
+def _collapsed(job: Job, state: State) -> Ensemble:
+    """The average of the members as an ensemble of one."""
+    about = state.ensemble.about
+    made = convert(
+        state.ensemble.collapse(),
+        Replicate(members=1),
+        output=about.output,
+        task=about.task,
+        class_dim=about.class_dim,
+    )
+    made.memory_format = state.ensemble.memory_format
+    return made

@@ -23,6 +23,11 @@ from torch.optim import Optimizer
 from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
 from covey.loss import member_losses
+from covey.train.batches import Share, generator
+from covey.train.optimizer import Groups, make_optimizer
+from covey.train.recipe import Recipe
+from covey.train.state import Job, State
+from covey.train.step import apply_gradients, gather_gradients
 
 Minibatch = tuple[Tensor, Tensor]  # inputs (B, ...), targets (B, ...)
 Losses = Callable[[Tensor, Tensor], Tensor]  # outputs (M, B, ...), targets (M, B, ...) -> (M,)
@@ -115,11 +120,14 @@ class Rows:
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """As `Ensemble.param_groups`, with each member's rows in place of the stacked tensors."""
-        groups = self.ensemble.param_groups(lr, weight_decay)
-        for group in groups:
-            if group["members"]:
-                group["params"] = [row for phi in group["params"] for row in self._rows[id(phi)]]
-        return groups
+        return self.in_place_of(self.ensemble.param_groups(lr, weight_decay))
+
+    def in_place_of(self, groups: Groups) -> Groups:
+        """Parameter groups of the ensemble with the rows of every stacked tensor in its place."""
+        return [
+            {**group, "params": [row for p in group["params"] for row in self._rows.get(id(p), [p])]}
+            for group in groups
+        ]
 
     def hand_over(self, members: Sequence[int]) -> None:
         """Give these members' rows the gradients of the stacked tensors; the other rows get none."""
@@ -131,6 +139,27 @@ class Rows:
                         "made, so a step would be lost. Make Rows and the optimiser afterwards."
                     )
                 row.grad = phi.grad[k] if phi.grad is not None and k in members else None
+
+
+def row_optimizer(ensemble: Ensemble, recipe: Recipe) -> Optimizer:
+    """The recipe's optimiser over the members' rows, which it knows as `rows`."""
+    rows = Rows(ensemble)
+    optimizer = make_optimizer(ensemble, recipe, instead=rows.in_place_of)
+    optimizer.rows = rows  # type: ignore[attr-defined]
+    return optimizer
+
+
+def drawn(job: Job, state: State) -> tuple[Tensor, int]:
+    """The non-nested form in `fit`: a member drawn for this minibatch steps, and the shared tensors."""
+    chance = generator(job.recipe.seed, "drawn", state.consumed)
+    member = int(torch.randint(state.ensemble.members, (), generator=chance))
+    epoch, indices = job.stream[state.consumed]
+    for parameter in state.ensemble.parameters():
+        parameter.grad = None
+    losses = gather_gradients(job, state, [Share((member,), indices, epoch)])
+    state.optimizer.rows.hand_over([member])  # type: ignore[attr-defined]
+    apply_gradients(job, state)
+    return losses, 1
 
 
 class _SharedStatistics:

@@ -56,12 +56,12 @@ def gather(
     buffers, _ = ensemble.buffers_of(0)
     (part,) = ensemble.parts.values()
     for k, network in enumerate(networks):
-        for name, tensor in network.named_parameters():
-            part.phi[name][k].copy_(tensor)  # type: ignore[union-attr,index]
-        for name, tensor in network.named_buffers():
+        for name, parameter in network.named_parameters():
+            part.phi[name][k].copy_(parameter)  # type: ignore[index]
+        for name, buffer in network.named_buffers():
             if name in buffers.own:
-                buffers.own[name][k].copy_(tensor)
-            elif not torch.equal(buffers.shared[name], tensor):
+                buffers.own[name][k].copy_(buffer)
+            elif not torch.equal(buffers.shared[name], buffer):
                 raise ConversionError(
                     f"the networks differ in {name!r}, a constant that members share; make it the same first."
                 )
@@ -131,7 +131,9 @@ class Gaussian:
         return drawn
 
     @torch.no_grad()
-    def networks(self, like: nn.Module, count: int = 30, *, scale: float = 0.5, seed: int = 0) -> list[nn.Module]:
+    def networks(
+        self, like: nn.Module, count: int = 30, *, scale: float = 0.5, seed: int = 0
+    ) -> list[nn.Module]:
         """`count` draws as networks. Their running statistics are those of `like` until refreshed.
 
         Args:
