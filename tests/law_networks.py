@@ -163,7 +163,9 @@ class Bare(nn.Module):
 
 
 def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)
+    )
 
 
 def _bert() -> nn.Module:
@@ -209,7 +211,9 @@ NETWORKS: dict[str, Law] = {
     "twice": Law(Twice, _vectors, "first", output=1),
     "lstm": Law(LSTM, _tokens, "embedding"),
     "bare": Law(Bare, _vectors, "middle"),
-    "bert": Law(_bert, lambda batch: {"input_ids": torch.randint(0, 17, (batch, 5))}, "bert.embeddings"),
+    "bert": Law(
+        _bert, lambda batch: {"input_ids": torch.randint(0, 17, (batch, 5))}, "bert.embeddings.LayerNorm"
+    ),
 }
 
 

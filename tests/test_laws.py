@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from law_networks import NETWORKS, call, network
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import covey
 from covey.edit.anatomy import pick
+from law_networks import NETWORKS, call, network
 
 M = 3
 METHODS: dict[str, covey.Method] = {
@@ -48,6 +48,9 @@ EXEMPT: dict[tuple[str, str], str] = {
 }
 # (method, network) -> the error that convert() must raise instead.
 IMPOSSIBLE: dict[tuple[str, str], str] = {
+    ("norm-ensemble", "depthwise"): "no normalisation layer",
+    ("mimo", "densenet"): "does something else with its input",
+    ("mimo", "bert"): "does something else with its input",
     ("mimo", "tied"): "share",
     ("mimo", "bare"): "linear, convolution or embedding",
 }
@@ -60,7 +63,9 @@ def cases(law: str) -> Any:
     return pytest.mark.parametrize(("method", "name"), [c for c in CASES if (c[0], law) not in EXEMPT])
 
 
-def ensemble_of(method: str, name: str, options: covey.Method | None = None, dtype: torch.dtype = torch.float64) -> Any:
+def ensemble_of(
+    method: str, name: str, options: covey.Method | None = None, dtype: torch.dtype = torch.float64
+) -> Any:
     law = NETWORKS[name]
     options = options or METHODS[method]
     if method == "mc-dropout":
@@ -72,8 +77,9 @@ def answer(net: nn.Module, name: str, x: Any) -> Tensor:
     return pick(call(net, x), NETWORKS[name].output)
 
 
-def fix_run(ensemble: covey.Ensemble, name: str, run: str) -> None:
-    if name == "lstm" and run == "batched" and not isinstance(ensemble.method, covey.MultiHead | covey.MIMO):
+def fix_run(ensemble: covey.Ensemble, name: str, run: str, per_member: bool = False) -> None:
+    reached = per_member or not isinstance(ensemble.method, covey.MultiHead | covey.MIMO)
+    if name == "lstm" and run == "batched" and reached:
         pytest.skip("nn.LSTM has no batching rule in torch; it runs in a loop")
     ensemble.run = run
 
@@ -120,7 +126,7 @@ def test_a_member_is_a_plain_network(method: str, name: str, run: str) -> None:
 @cases("isolation")
 def test_members_do_not_touch_each_other(method: str, name: str, run: str) -> None:
     ensemble = ensemble_of(method, name).train()
-    fix_run(ensemble, name, run)
+    fix_run(ensemble, name, run, per_member=True)
     x = apart(NETWORKS[name].x(4))
     before = call(copy.deepcopy(ensemble), x, per_member=True)
     changed = copy.deepcopy(ensemble)
@@ -162,7 +168,7 @@ def test_both_runs_agree(method: str, name: str, mode: bool, per_member: bool) -
     x = apart(x) if per_member else x
     for run in RUNS:
         ensemble = ensemble_of(method, name).train(mode)
-        fix_run(ensemble, name, run)
+        fix_run(ensemble, name, run, per_member and method != "mimo")
         outputs = call(ensemble, x, per_member=per_member)
         outputs.square().sum().backward()
         results.append((outputs, [p.grad for p in ensemble.parameters()], list(ensemble.buffers())))
@@ -247,16 +253,10 @@ def _closed_form(method: str, name: str) -> int:
         return total + (M - 1) * (head_size + norm_size)
     if method == "mimo":
         stem = {
-            "mlp": "0.weight", "convnet": "body.0.weight", "resnet": "stem.weight", "densenet": "layers.0.weight",
+            "mlp": "0.weight", "convnet": "body.0.weight", "resnet": "stem.weight",
             "depthwise": "expand.weight", "vit": "patch.weight", "twice": "first.weight", "lstm": "embedding.weight",
-            "bert": "bert.embeddings.word_embeddings.weight",
         }[name]  # fmt: skip
-        extra = sum(p.numel() for p in net.get_submodule("out").parameters()) if name == "densenet" else 0
-        stems = sizes[stem]
-        if name == "densenet":  # its input reaches every layer without passing another
-            stems = sum(sizes[f"layers.{i}.weight"] for i in range(3)) + sizes["out.weight"]
-            return total + (M - 1) * (stems + extra)
-        return total + (M - 1) * (stems + head_size)
+        return total + (M - 1) * (sizes[stem] + head_size)
     if method in ("masksembles", "mc-dropout"):
         return total
     extra = sum((M - 1) * p.numel() for p in net.parameters() if p.ndim == 1 and p.requires_grad)
@@ -349,6 +349,7 @@ def test_it_is_a_module_like_any_other(method: str, name: str) -> None:
         same(out.double(), expected, 2e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside dynamo
 @pytest.mark.parametrize("name", ["mlp", "convnet"])
 @pytest.mark.parametrize("method", METHODS)
 def test_it_compiles(method: str, name: str) -> None:
@@ -395,7 +396,7 @@ def test_one_step_is_the_sequential_inner_loop(method: str, name: str, optimiser
         pytest.skip("has no member tensors to step")
     make = {
         "sgd": lambda g: torch.optim.SGD(g, lr=0.05, momentum=0.9, nesterov=True),
-        "adam": lambda g: torch.optim.AdamW(g, lr=0.01),
+        "adam": lambda g: torch.optim.AdamW(g, lr=0.01, eps=1e-3),  # a gradient of 0 stays noise
     }[optimiser]
     x = apart(NETWORKS[name].x(4))
     at_once, in_turn = ensemble_of(method, name).train(), ensemble_of(method, name).train()
@@ -406,15 +407,11 @@ def test_one_step_is_the_sequential_inner_loop(method: str, name: str, optimiser
         outputs = call(at_once, x, per_member=True)
         sum(output.square().mean() for output in outputs).backward()
         step.step()
-    if name in ("convnet", "resnet", "depthwise", "twice", "bare"):
-        _forget_shared_state(at_once, in_turn)
     _inner_loop(in_turn, x, make, 3)
     for (label, a), (_, b) in zip(at_once.named_parameters(), in_turn.named_parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda text, label=label: f"{label}: {text}")
-
-
-def _forget_shared_state(*ensembles: covey.Ensemble) -> None:
-    """Shared running statistics do not act in train mode; they are merged per step, here in another rhythm."""
+        torch.testing.assert_close(
+            a, b, rtol=1e-9, atol=1e-9, msg=lambda text, label=label: f"{label}: {text}"
+        )
 
 
 EXEMPTIONS_PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
