@@ -153,7 +153,8 @@ def test_widened_members_answer_as_the_one_did(method):
         ensemble.run = "loop"
         ensemble.eval()
     assert torch.equal(wide(x), one(x).expand(4, -1, -1))
-    assert wide.members == 4 and wide.method == many
+    assert wide.members == 4
+    assert wide.method == many
 
 
 def test_noise_is_in_units_of_each_tensors_root_mean_square():
@@ -216,7 +217,8 @@ def test_rank_one_carries_the_weights_state_not_the_factors():
 def test_the_collapsed_network_is_plain_and_as_large_as_the_original():
     history = run(late(NORMS, 2, 0.3, collapse=True))
     kept = run(late(NORMS, 2, 0.3))
-    assert history.ensemble.members == 1 and kept.ensemble.members == 3
+    assert history.ensemble.members == 1
+    assert kept.ensemble.members == 3
     plain = history.ensemble.member(0)
     assert [type(m) for m in plain.modules()] == [type(m) for m in network().modules()]
     assert {n: t.shape for n, t in plain.state_dict().items()} == {

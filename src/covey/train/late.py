@@ -204,11 +204,12 @@ def _member_parameters(ensemble: Ensemble) -> list[nn.Parameter]:
 def _anatomy(ensemble: Ensemble) -> Anatomy:
     """What was found out about the network when the ensemble of one was made."""
     buffers, _ = ensemble.buffers_of(0)
-    head, stem = ensemble.bodies[0]
+    record = ensemble.records[0]
     return Anatomy(
         network=ensemble.member(0),
-        head=tuple(head),
-        stem=tuple(stem),
+        head=tuple(record["head"]),
+        stem=tuple(record["stem"]),
+        given=record["tensors"],
         state=frozenset({*buffers.changing, *buffers.own.names}),
         output=ensemble.about.output,
         extra=dict(ensemble.about.extra),

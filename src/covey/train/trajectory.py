@@ -179,7 +179,7 @@ class SWAG:
 
     def phases(self, recipe: Recipe) -> list[Phase]:
         """One, which collects and draws at its end."""
-        _check_members(self.members)
+        _check(recipe, self.members)
         start = epoch_of(self.start, recipe.epochs)
         if recipe.epochs - start < 2:
             raise OptionError(
@@ -222,7 +222,7 @@ class Snapshot:
 
     def phases(self, recipe: Recipe) -> list[Phase]:
         """One, which keeps weights on its way."""
-        _check_members(self.members)
+        _check(recipe, self.members)
         start = epoch_of(self.start, recipe.epochs)
         length = (recipe.epochs - start) / self.members
         if length < 1:
@@ -260,6 +260,7 @@ class FGE:
 
     def phases(self, recipe: Recipe) -> list[Phase]:
         """One, which keeps weights on its way."""
+        _check(recipe)
         start = epoch_of(self.start, recipe.epochs)
         if self.cycle < 2 or self.cycle % 2:
             raise OptionError(f"cycle is an even number of epochs, at least 2; got {self.cycle}.")
@@ -307,6 +308,11 @@ def _gathered(networks: Sequence[nn.Module], method: Replicate, like: Ensemble) 
     return made.to(next(like.parameters()).device)
 
 
-def _check_members(members: int) -> None:
+def _check(recipe: Recipe, members: int = 1) -> None:
     if members < 1:
         raise OptionError(f"members is the number of networks, at least 1; got {members}.")
+    if recipe.keep == "best" or recipe.patience is not None:
+        raise OptionError(
+            "members along a trajectory end with the last of them, so keep='best' and patience, which stop at the "
+            "best epoch, have no meaning; leave them out."
+        )
