@@ -21,17 +21,25 @@ from covey.methods import (
     Replicate,
 )
 from covey.train import History, Machine, Recipe, Schedule, fit
+from covey.train.late import late
+from covey.train.phased import PHASED, Economical, LatePhase
+from covey.train.trajectory import FGE, SWAG, Snapshot, gather
 
 __all__ = [
+    "FGE",
     "METHODS",
     "MIMO",
+    "PHASED",
+    "SWAG",
     "BatchEnsemble",
     "Coverage",
     "CoveyError",
     "DeepEnsemble",
+    "Economical",
     "Ensemble",
     "Group",
     "History",
+    "LatePhase",
     "MCDropout",
     "Machine",
     "Masksembles",
@@ -44,8 +52,11 @@ __all__ = [
     "Regression",
     "Replicate",
     "Schedule",
+    "Snapshot",
     "convert",
     "fit",
+    "gather",
+    "late",
     "load",
     "loss",
 ]

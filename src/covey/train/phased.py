@@ -118,7 +118,8 @@ class Economical:
 
 
 def _hypernetwork(**options: Any) -> Method:
-    return METHODS["hypernetwork"](budget=None, **options)
+    kind: Any = METHODS["hypernetwork"]
+    return kind(budget=None, **options)
 
 
 PHASED: dict[str, type[Phased]] = {
