@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from covey import run as runs
 from covey.combine import Prediction, Regression, gaussian
 from covey.coverage import Coverage
-from covey.edit.anatomy import Anatomy, Output
-from covey.edit.layers import fill, hollow
+from covey.edit.anatomy import Anatomy, Output, pick
+from covey.edit.layers import fill, hollow, slots
 from covey.errors import CollapseError, OptionError
 from covey.tensors import Buffers
 
@@ -116,13 +117,14 @@ class Ensemble(nn.Module):
         self.members = method.members
         self.parts = nn.ModuleDict(parts)
         self._skeletons = tuple(hollow(body.network) for body in bodies)  # a tuple hides them from nn.Module
+        self._slots = tuple(slots(skeleton) for skeleton in self._skeletons)
         varying = [name for part in parts.values() if part.varies for name in part.names]
         counts = [self.members] if len(bodies) == 1 else [1] * len(bodies)
         self.state = nn.ModuleList(
             Buffers(body, body.shared_buffers(varying), count)
             for body, count in zip(bodies, counts, strict=True)
         )
-        self.bodies = [(body.head, body.stem) for body in bodies]
+        self.records = [body.record() for body in bodies]
         extra = {key: value for body in bodies for key, value in body.extra.items()}
         self.about = About(output=bodies[0].output, extra=extra)
         self.calibration: Any = None
@@ -152,7 +154,7 @@ class Ensemble(nn.Module):
 
         Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one.
         """
-        with self._evaluating(), torch.no_grad():
+        with self.evaluating(), torch.no_grad():
             outputs = self(*args, **kwargs)
         if self.about.task == "regression":
             return Regression(outputs)
@@ -179,6 +181,15 @@ class Ensemble(nn.Module):
     def skeleton(self, k: int = 0) -> nn.Module:
         """Member k's network without its tensors."""
         return self._skeletons[k if len(self._skeletons) > 1 else 0]
+
+    def call(self, k: int, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        """Run member k's skeleton with these tensors; those that the network replaces are replaced in `tensors`."""
+        index = k if len(self._skeletons) > 1 else 0
+        given = {place: tensors[name] for place, name in self._slots[index].items()}
+        # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
+        result = functional_call(self._skeletons[index], given, args, kwargs, tie_weights=False)
+        tensors.update({name: given[place] for place, name in self._slots[index].items()})
+        return pick(result, self.about.output)
 
     def buffers_of(self, k: int) -> tuple[Buffers, int]:
         """Where member k's buffers are: the store and the row."""
@@ -247,7 +258,8 @@ class Ensemble(nn.Module):
         save(self, folder)
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode for a while; afterwards every module is in the mode it was in."""
         modes = [(module, module.training) for module in self.modules()]
         modes += [(module, module.training) for net in self._skeletons for module in net.modules()]
         self.eval()

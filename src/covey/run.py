@@ -8,16 +8,17 @@ computed once. `auto` measures both on the first input, in the mode at hand, and
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.func import functional_call, vmap
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from covey.edit.anatomy import pick
 from covey.errors import ConversionError, OptionError
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
             before |= buffers.copies()
         tensors = {**ensemble.tensors(k), **before}
         args, kwargs = inputs.of(i)
-        result = functional_call(ensemble.skeleton(k), tensors, args, kwargs, strict=True)
-        outputs.append(pick(result, ensemble.about.output))
+        outputs.append(ensemble.call(k, tensors, args, kwargs))
         buffers.write(row, before, tensors)
         copies.setdefault(k if row == 0 and len(ensemble.state) > 1 else 0, []).append(tensors)
     if ensemble.training:
@@ -99,6 +99,8 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     buffers, _ = ensemble.buffers_of(0)
     fixed = {n: t for part in ensemble.parts.values() if not part.varies for n, t in part.member(0).items()}
     varying = {n: t for p in ensemble.parts.values() if p.varies for n, t in p.stacked(members).items()}
+    if inputs.count is not None:
+        varying = _without_padding(ensemble.skeleton(), varying)
     own = {name: tensor[list(members)] for name, tensor in buffers.own.items()}
     copies = buffers.copies() if ensemble.training else {}
     fixed |= dict(buffers.shared.items())
@@ -115,18 +117,42 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
         given = iter(mapped)
         here = [next(given) if mapped and isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(here, structure)
-        result = functional_call(ensemble.skeleton(), tensors, args, kwargs, strict=True)
+        output = ensemble.call(0, tensors, args, kwargs)
         for name in copies:
             if name not in own:
                 fixed[name] = tensors[name]
-        return pick(result, ensemble.about.output), {name: tensors[name] for name in own}
+        return output, {name: tensors[name] for name in own}
 
     # the index keeps vmap content where nothing else is mapped
     index = torch.arange(len(members))
-    outputs, after = vmap(one, randomness="different")(index, varying, own, mapped)
+    with _batchable_attention():
+        outputs, after = vmap(one, randomness="different")(index, varying, own, mapped)
     if ensemble.training:
         _write_back(ensemble, members, after, {name: fixed[name] for name in copies if name not in own})
     return outputs
+
+
+@contextmanager
+def _batchable_attention() -> Iterator[None]:
+    """Attention by plain products: torch has no batching rule for its fused kernels and would run them one by one."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _without_padding(skeleton: nn.Module, varying: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Keep gradients off embeddings' padding rows, which vmap forgets where tokens are the members' own."""
+    for path, module in skeleton.named_modules():
+        name = f"{path}.weight".removeprefix(".")
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and name in varying:
+            rows = torch.arange(module.num_embeddings, device=varying[name].device)[:, None]
+            weight = varying[name]
+            varying[name] = torch.where(rows == module.padding_idx, weight.detach(), weight)
+    return varying
 
 
 @torch.no_grad()

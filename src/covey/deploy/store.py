@@ -23,8 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import ties
+from covey.edit.anatomy import Anatomy, listing
 from covey.ensemble import Ensemble, Method
 from covey.errors import CoveyError, StoreError, suggest
 
@@ -82,6 +81,7 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
             shared=frozenset(body["shared"]),
             extra=config["extra"],
             output=config["output"],
+            given=body["tensors"],
             random=True,
         )
         for net, body in zip(networks, config["bodies"], strict=True)
@@ -116,21 +116,14 @@ def method_name(method: Method) -> str:
 def _config(ensemble: Ensemble) -> dict[str, Any]:
     from covey import __version__
 
-    bodies = []
-    for index, (head, stem) in enumerate(ensemble.bodies):
-        skeleton, buffers = ensemble.skeleton(index), ensemble.state[index]
-        named = [*skeleton.named_parameters(), *skeleton.named_buffers()]
-        bodies.append(
-            {
-                "tensors": {name: [list(t.shape), str(t.dtype)] for name, t in named},
-                "ties": ties(skeleton),
-                "head": list(head),
-                "stem": list(stem),
-                "shared": list(buffers.shared.names),  # type: ignore[union-attr]
-                "state": sorted({*buffers.changing, *buffers.own.names}),  # type: ignore[union-attr,misc]
-                "zoo": getattr(skeleton, "covey_zoo", None),
-            }
-        )
+    bodies = [
+        {
+            **record,
+            "shared": list(buffers.shared.names),  # type: ignore[union-attr]
+            "state": sorted({*buffers.changing, *buffers.own.names}),  # type: ignore[union-attr,misc]
+        }
+        for record, buffers in zip(ensemble.records, ensemble.state, strict=True)
+    ]
     return {
         "format": FORMAT,
         "covey": __version__,
@@ -193,9 +186,9 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
 
 
 def _check_architecture(network: nn.Module, stored: dict[str, Any], folder: Path) -> None:
-    given = {n: list(t.shape) for n, t in [*network.named_parameters(), *network.named_buffers()]}
+    given = listing(network)
     for name in [*stored, *given]:
-        theirs, ours = stored.get(name, [None])[0], given.get(name)
+        theirs, ours = (listed.get(name, [None])[0] for listed in (stored, given))
         if theirs != ours:
             raise StoreError(
                 f"{folder} was stored for another architecture: {name!r} has shape {theirs or 'none (no such tensor)'} "
@@ -226,7 +219,8 @@ def _fill(ensemble: Ensemble, folder: Path, config: dict[str, Any]) -> None:
         raise StoreError(f"{path} is damaged or cut short: its checksum is not the one in {CONFIG}.")
     try:
         with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # cloned, because memory that is aligned otherwise gives other last bits
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
     expected = ensemble.state_dict()

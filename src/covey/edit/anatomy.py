@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.edit.layers import Where, canonical, owner_of, select
+from covey.edit.layers import Where, canonical, owner_of, select, ties
 from covey.edit.trace import Trace, trace
 from covey.errors import ConversionError
 
@@ -30,6 +30,7 @@ class Anatomy:
         output: which part of what the network returns is the answer.
         extra: JSON-able facts that a method wants to keep with the stored ensemble.
         shared: names of the buffers that all members share, when they are known from a stored ensemble.
+        given: name -> [shape, dtype] of every tensor of the network as the user gave it.
         random: whether a forward pass in train mode draws random numbers; None if that was not tried.
     """
 
@@ -41,8 +42,19 @@ class Anatomy:
     output: Output = None
     extra: dict[str, Any] = field(default_factory=dict)
     shared: frozenset[str] | None = None
+    given: dict[str, list] = field(default_factory=dict)
     random: bool | None = None
     trace: Trace | None = None
+
+    def record(self) -> dict[str, Any]:
+        """What a stored ensemble keeps of the network, as JSON holds it."""
+        return {
+            "tensors": self.given,
+            "ties": ties(self.network),
+            "head": list(self.head),
+            "stem": list(self.stem),
+            "zoo": getattr(self.network, "covey_zoo", None),
+        }
 
     def select(self, where: Where) -> list[str]:
         """Names of the parameters that `where` means; frozen ones are left out, they stay as they are."""
@@ -78,7 +90,7 @@ def examine(
         head: the head's tensors or module, if the user would rather say than have it found.
         stem: the first layer's, likewise.
     """
-    body = Anatomy(_copy(network), output=output)
+    body = Anatomy(_copy(network), output=output, given=listing(network))
     if example is not None:
         body.example = arguments(example)
         body.trace, body.state = _probe(body.network, *body.example, output)
@@ -92,6 +104,12 @@ def examine(
     if stem is not None:
         body.stem = tuple(select(body.network, stem))
     return body
+
+
+def listing(network: nn.Module) -> dict[str, list]:
+    """Every tensor of a network: name -> [shape, dtype]."""
+    named = [*network.named_parameters(), *network.named_buffers()]
+    return {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in named}
 
 
 def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:

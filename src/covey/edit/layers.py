@@ -51,6 +51,22 @@ def canonical(network: nn.Module) -> dict[str, str]:
     }
 
 
+def slots(network: nn.Module) -> dict[str, str]:
+    """Every place that holds a tensor -> the name the tensor goes by.
+
+    A tied tensor has several places; a place that several paths lead to (a module used twice) stands once.
+    """
+    named = {id(t): name for name, t in [*network.named_parameters(), *network.named_buffers()]}
+    return {
+        f"{path}.{leaf}".removeprefix("."): named[id(tensor)]
+        for path, module in network.named_modules()
+        for leaf, tensor in [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+    }
+
+
 def ties(network: nn.Module) -> dict[str, str]:
     """Further names of tied parameters -> the name that the tensor goes by."""
     return {name: first for name, first in canonical(network).items() if name != first}

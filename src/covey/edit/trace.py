@@ -69,17 +69,17 @@ class Trace:
         return found
 
     def stem(self) -> set[str]:
-        """Weights of the layers that see the input first: walking on from it, the first on each path."""
+        """Weights of the layers that see the input first: those whose data went through no layer before."""
         data, weights = self._data(), self._weights()
-        before = set(self.inputs)
+        processed: set[int] = set()
         found: set[str] = set()
         for op in self.ops:
-            if not op.reads & before:
-                continue
             used = self._layer_weights(op, data, weights)
-            found |= used
-            if not used:
-                before.update(op.writes)
+            if op.reads & processed:
+                processed.update(op.writes)
+            elif used:
+                found |= used
+                processed.update(op.writes)
         return found
 
     def touched(self, names: Iterable[str], *, random: bool = True) -> set[str]:

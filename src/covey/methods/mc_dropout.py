@@ -71,7 +71,9 @@ class MCDropout(Method):
             body.random = True if self.after else body.random
             return body
         args, kwargs = body.example
-        return examine(body.network, example=kwargs if kwargs else args, output=body.output)
+        edited = examine(body.network, example=kwargs if kwargs else args, output=body.output)
+        edited.given = body.given
+        return edited
 
 
 class DropoutEnsemble(Ensemble):

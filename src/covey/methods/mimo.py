@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from covey.edit.anatomy import Anatomy, pick
+from covey.edit.anatomy import Anatomy
 from covey.edit.layers import axes, fresh, owner_of
 from covey.ensemble import Ensemble, Group, Method, Parameterization
 from covey.errors import ConversionError, OptionError
@@ -76,7 +76,12 @@ class MIMO(Method):
             stems = {n: torch.stack([m.get_parameter(n) for m in made]) / self.members**0.5 for n in stem}
             heads = {n: torch.stack([m.get_parameter(n) for m in made]) for n in body.head}
         parts = {"stem": Summed(stems), "replicated": Replicated(heads)}
-        return assemble(self, body, parts, gamma=self.gamma, kind=JointEnsemble)
+        ensemble = assemble(self, body, parts, gamma=self.gamma, kind=JointEnsemble)
+        if body.example is not None:  # fail now rather than in training
+            args, kwargs = tree_map(lambda leaf: _repeated(leaf, self.members), body.example)
+            with ensemble.evaluating(), torch.no_grad():
+                ensemble(*args, per_member=True, **kwargs)
+        return ensemble
 
     def indices(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
         """Which samples each member sees in a training step, (M, batch * repeats).
@@ -147,20 +152,19 @@ class JointEnsemble(Ensemble):
         tensors = {**self.tensors(0), **buffers.member(0)}
         with self._joint(tensors):
             try:
-                result = functional_call(self.skeleton(), tensors, flat_args, flat_kwargs, strict=True)
+                outputs = self.call(0, tensors, flat_args, flat_kwargs)
             except RuntimeError as error:
                 raise ConversionError(
                     "MIMO sums the members' inputs in the first layer and splits them in the head, and this network "
                     f"does something else with its input in between. It says: {error}"
                 ) from error
-        outputs = pick(result, self.about.output).unflatten(0, (self.members, -1))
         with torch.no_grad():
-            for name, tensor in buffers.own.items():
-                tensor.copy_(tensors[name].expand_as(tensor))
-        return outputs
+            for name, tensor in [*buffers.own.items(), *buffers.shared.items()]:
+                tensor.copy_(tensors[name])
+        return outputs.unflatten(0, (self.members, -1))
 
     def _joint(self, tensors: dict[str, Tensor]) -> _Patched:
-        head, _ = self.bodies[0]
+        head = self.records[0]["head"]
         paths = {owner_of(name): "head" for name in head} | {
             owner_of(n): "stem" for n in self.parts["stem"].names
         }  # type: ignore[union-attr]
@@ -210,6 +214,10 @@ class _Patched:
     def __exit__(self, *_: object) -> None:
         for module in self.forwards:
             del module.__dict__["forward"]
+
+
+def _repeated(leaf: Any, members: int) -> Any:
+    return torch.stack([leaf] * members) if isinstance(leaf, Tensor) else leaf
 
 
 def _joined(leaf: Any) -> Any:

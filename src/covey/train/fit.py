@@ -18,7 +18,7 @@ from covey.train.optimizer import carry, set_lr
 from covey.train.prepare import check_state, launch, make_job, settle
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, Phased, State
-from covey.train.step import STEPS
+from covey.train.steps import STEPS
 from covey.train.tensorboard import Board
 from covey.train.watch import (
     chosen_score,
@@ -82,7 +82,7 @@ def _train(job: Job, state: State) -> str:
                 _enter(job, state, state.phase + 1)
 
             epoch = state.consumed // stream.per_epoch
-            rate = recipe.schedule.at(state.consumed / stream.per_epoch, lr=recipe.lr, epochs=recipe.epochs)
+            rate = job.rate(state.phase, state.consumed / stream.per_epoch)
             set_lr(state.optimizer, rate / recipe.lr)
             losses, used = STEPS[job.phases[state.phase].step].take(job, state)
             state.consumed += used
@@ -185,13 +185,11 @@ def _restore(job: Job, network: nn.Module) -> tuple[State | None, Path | None]:
 def _finish(job: Job, state: State) -> Ensemble:
     """The ensemble that the run returns: the last, the average or the best, written to the folder."""
     phase, recipe = job.phases[state.phase], job.recipe
-    if phase.finish is not None:
-        ensemble = phase.finish(job, state)
-    else:
-        ensemble = state.ensemble
-        kept = state.recall("best" if recipe.keep == "best" or recipe.patience is not None else "ema")
-        if kept:
-            ensemble.load_state_dict(kept)
+    if state.recall("ema"):
+        state.ensemble.load_state_dict(state.recall("ema"))
+    ensemble = phase.finish(job, state) if phase.finish is not None else state.ensemble
+    if (recipe.keep == "best" or recipe.patience is not None) and state.recall("best"):
+        ensemble.load_state_dict(state.recall("best"))
     ensemble.eval()
     if job.folder is not None and job.leads:
         ensemble.save(job.folder / "ensemble")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +13,13 @@ from covey.ensemble import Ensemble
 from covey.errors import OptionError
 from covey.train.recipe import Recipe
 
+Groups = list[dict[str, Any]]
 
-def make_optimizer(ensemble: Ensemble, recipe: Recipe) -> Optimizer:
-    """The recipe's optimiser over the ensemble's parameter groups.
+
+def make_optimizer(
+    ensemble: Ensemble, recipe: Recipe, *, instead: Callable[[Groups], Groups] | None = None
+) -> Optimizer:
+    """The recipe's optimiser over the ensemble's parameter groups, or over what `instead` makes of them.
 
     Each group has `base`, its learning rate before the schedule.
     """
@@ -23,6 +28,8 @@ def make_optimizer(ensemble: Ensemble, recipe: Recipe) -> Optimizer:
         raise OptionError("every parameter is frozen, so there is nothing to train.")
     if not recipe.decay_vectors:
         groups = [part for group in groups for part in _without_vectors(ensemble, group)]
+    if instead is not None:
+        groups = instead(groups)
     for group in groups:
         group["base"] = group["lr"]
     if recipe.optimizer == "sgd":
@@ -46,17 +53,20 @@ def set_lr(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group["base"] * factor
 
 
-def carry(before: Ensemble, old: Optimizer, after: Ensemble, new: Optimizer) -> list[str]:
-    """Take over the optimiser state of the shared tensors that both ensembles have.
+def carry(before: nn.Module, old: Optimizer, after: Ensemble, new: Optimizer) -> list[str]:
+    """Take over the optimiser state of the shared tensors that two ensembles, or a network and one, have in common.
 
     A tensor is the same one if it has the same name and shape, where an ensemble of one network may have a leading
     axis of 1. Members' tensors start with an empty state. Returns the names that were taken over.
     """
-    known = {_leaf(name): p for name, p in before.named_parameters()}
+    known = dict(before.named_parameters())
+    if isinstance(before, Ensemble):
+        for name, parameter in before.named_parameters():
+            known.setdefault(_leaf(name), parameter)  # the weight comes before factors of the same name
     shared = {id(p) for g in after.param_groups(1.0) if not g["members"] for p in g["params"]}
     taken = []
     for name, parameter in after.named_parameters():
-        source = known.get(_leaf(name))
+        source = known.get(name, known.get(_leaf(name)))
         if id(parameter) not in shared or source is None or source not in old.state:
             continue
         if source.shape == parameter.shape or source.shape == (1, *parameter.shape):

@@ -15,10 +15,12 @@ from covey.errors import DataError, OptionError, TrainingError
 from covey.methods import Replicate
 from covey.train import checkpoint
 from covey.train.alone import Alone
+from covey.train.averaging import averaged
 from covey.train.batches import PLANS, Piece, Stream, check_plan, pieces
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, Phase, State
-from covey.train.step import STEPS, run_piece
+from covey.train.step import run_piece
+from covey.train.steps import STEPS
 from covey.train.watch import chosen_score
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def make_job(
     if folder is not None and fabric.global_rank == 0:
         checkpoint.prepare_folder(Path(folder), resume=resume)
     fabric.barrier()
-    phases = tuple(_phases(method, recipe, data))
+    phases = tuple(averaged(_phases(method, recipe, data), recipe))
     for phase in phases:
         if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
             raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
@@ -124,7 +126,7 @@ def example(data: Data) -> Tensor:
 def check_state(job: Job, state: State) -> None:
     """Check what can only be checked on the ensemble of a phase: the plan, and what the smallest batch does."""
     plan = job.phases[state.phase].plan or job.recipe.plan
-    check_plan(plan, job.stream, state.ensemble, job.recipe.member_chunk)
+    check_plan(plan, job.stream, state.ensemble, job.chunk(state.phase))
     _check_outputs(job, state.ensemble)
     _check_smallest(job, state, plan)
 
@@ -223,7 +225,7 @@ def _check_smallest(job: Job, state: State, plan: str) -> None:
 def _pieces(job: Job, state: State, stream: Stream, consumed: int = 0) -> list[Piece]:
     plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
     shares, _ = plan(stream, consumed, state.ensemble)
-    chunk = job.recipe.member_chunk
+    chunk = job.chunk(state.phase)
     return list(pieces(shares, shards=range(job.shards), of=job.shards, chunk=chunk, key=(0,)))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from covey.data import Augment
 from covey.errors import OptionError
-from covey.train.schedules import Schedule
+from covey.train.schedules import Schedule, epoch_of
 
 Plan = Literal["same", "split", "independent"]
 
@@ -35,6 +35,8 @@ class Recipe:
         augment: what happens to training images.
         ema: decay of an exponential moving average of the weights, such as 0.999, which then is what is
             validated and kept; 0 for none.
+        average: when to begin averaging weights, one snapshot an epoch (SWA): a share of training, or an epoch if
+            1 or more. The average is what the run ends with; running statistics are estimated anew for it.
         patience: stop after so many epochs without a better validation score; None never stops early.
         keep: "last" keeps the weights of the last epoch, "best" those with the ensemble's best validation score.
         choose: the ensemble's validation score that patience and keep go by.
@@ -59,6 +61,7 @@ class Recipe:
     clip: float | None = None
     augment: Augment = field(default_factory=Augment)
     ema: float = 0.0
+    average: float | None = None
     patience: int | None = None
     keep: Literal["last", "best"] = "last"
     choose: Literal["accuracy", "nll", "rmse"] | None = None
@@ -92,6 +95,16 @@ class Recipe:
         for name in ("momentum", "ema", "smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{name} is at least 0 and below 1; got {getattr(self, name)}.")
+        if self.average is not None:
+            if not 0 <= epoch_of(self.average, self.epochs) < self.epochs:
+                raise OptionError(
+                    f"average is a moment before the end of {self.epochs} epochs; got {self.average}."
+                )
+            if self.ema or self.keep == "best" or self.patience is not None:
+                raise OptionError(
+                    "average, ema and the best epoch (keep='best', patience) are different answers of a run; "
+                    "ask for one."
+                )
         if self.decay < 0:
             raise OptionError(f"decay is at least 0; got {self.decay}.")
 
@@ -103,7 +116,11 @@ class Recipe:
         (3.0, 6.0)
         """
         epochs = max(1, round(self.epochs * by))
-        return replace(self, epochs=epochs, schedule=self.schedule.scaled(epochs / self.epochs))
+        average = self.average
+        if average is not None and average >= 1:
+            average = average / self.epochs
+        schedule = self.schedule.scaled(epochs / self.epochs)
+        return replace(self, epochs=epochs, schedule=schedule, average=average)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,15 @@ def _triangular(s: Schedule, epoch: float, lr: float, epochs: float) -> float:
     return lr + (s.final - lr) * (1 - abs(2 * place - 1))
 
 
+def epoch_of(when: float, epochs: int) -> int:
+    """A moment of training as an epoch: a share of all epochs if below 1, else the epoch itself.
+
+    >>> epoch_of(0.6, 200), epoch_of(50, 200)
+    (120, 50)
+    """
+    return round(when * epochs) if when < 1 else round(when)
+
+
 SHAPES: dict[str, Callable[[Schedule, float, float, float], float]] = {
     "constant": _constant,
     "multistep": _multistep,

@@ -41,7 +41,9 @@ class Phase:
             stored tensors.
         end: the epoch at which the phase ends; the last phase ends with the recipe's epochs.
         plan: a key of `batches.PLANS`; the recipe's if None.
-        step: a key of `step.STEPS`.
+        step: a key of `steps.STEPS`.
+        chunk: how many members run at once, where the recipe's `member_chunk` does not say; None for all.
+        rate: the learning rate at an epoch (with its fraction), instead of the recipe's schedule.
         after_epoch: called at the end of each epoch of the phase, after validation; may change weights, and write
             to `state.kept` and `state.notes`.
         answer: which ensemble is validated instead of the one that is trained, such as an average.
@@ -52,6 +54,8 @@ class Phase:
     end: float
     plan: str | None = None
     step: str = "plain"
+    chunk: int | None = None
+    rate: Callable[[float], float] | None = None
     after_epoch: Callable[[Job, State], None] | None = None
     answer: Callable[[Job, State], Ensemble] | None = None
     finish: Callable[[Job, State], Ensemble] | None = None
@@ -93,6 +97,17 @@ class Job:
     def leads(self) -> bool:
         """Whether this process writes files and shows progress."""
         return self.fabric.global_rank == 0
+
+    def chunk(self, phase: int) -> int | None:
+        """How many members run at once."""
+        return self.recipe.member_chunk or self.phases[phase].chunk
+
+    def rate(self, phase: int, epoch: float) -> float:
+        """The learning rate at an epoch, which has a fraction."""
+        own = self.phases[phase].rate
+        if own is not None:
+            return own(epoch)
+        return self.recipe.schedule.at(epoch, lr=self.recipe.lr, epochs=self.recipe.epochs)
 
     def ends(self, phase: int) -> int:
         """The minibatch at which a phase ends."""

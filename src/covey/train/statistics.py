@@ -20,10 +20,14 @@ class Statistics:
 
     Every piece starts from the buffers as they were. Afterwards floats are the mean over pieces, weighted by their
     samples (and by their members, where members share a buffer), and whole numbers are the largest.
+
+    Args:
+        ensemble: whose buffers.
+        members: how many members the step trains, one counted as often as it sees samples of its own.
     """
 
-    def __init__(self, ensemble: Ensemble) -> None:
-        self.ensemble = ensemble
+    def __init__(self, ensemble: Ensemble, members: int) -> None:
+        self.ensemble, self.members = ensemble, members
         self.buffers = dict(ensemble.state.named_buffers())
         self.before = {name: tensor.clone() for name, tensor in self.buffers.items()}
         self.floats = [n for n, t in self.buffers.items() if t.is_floating_point()]
@@ -42,7 +46,7 @@ class Statistics:
         for name in self.floats:
             # a buffer that members share is the mean over them; rows of members that did not run have no change
             shared = together and ".shared." in f".{name}"
-            weight = piece.weight * (self._share_of_members(piece) if shared else 1.0)
+            weight = piece.weight * (len(piece.members) / self.members if shared else 1.0)
             self.change[name].add_(self.buffers[name] - self.before[name], alpha=weight)
         for name in self.whole:
             self.largest[name] = torch.maximum(self.largest[name], self.buffers[name])
@@ -50,10 +54,6 @@ class Statistics:
     def finish(self) -> None:
         """Write the buffers of the whole step."""
         self._write({n: self.before[n] + self.change[n] for n in self.floats} | self.largest)
-
-    def _share_of_members(self, piece: Piece) -> float:
-        varies = any(part.varies for part in self.ensemble.parts.values())
-        return len(piece.members) / self.ensemble.members if varies else 1.0
 
     @torch.no_grad()
     def _write(self, values: dict[str, Tensor]) -> None:

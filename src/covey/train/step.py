@@ -20,7 +20,6 @@ from covey.ensemble import Ensemble
 from covey.errors import TrainingError
 from covey.loss import member_losses
 from covey.train.batches import PLANS, Piece, Share, pieces
-from covey.train.optimizer import make_optimizer
 from covey.train.recipe import Recipe
 from covey.train.state import Job, State
 from covey.train.statistics import Statistics, exchange
@@ -50,9 +49,6 @@ def plain(job: Job, state: State) -> tuple[Tensor, int]:
     return losses, used
 
 
-STEPS: dict[str, Step] = {"plain": Step(make_optimizer, plain)}
-
-
 def gather_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
     """Forward and backward over all pieces of a step, and over all processes.
 
@@ -64,12 +60,13 @@ def gather_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
             shares,
             shards=job.my_shards,
             of=job.shards,
-            chunk=recipe.member_chunk,
+            chunk=job.chunk(state.phase),
             key=(recipe.seed, state.consumed),
         )
     )
     several = len(mine) != 1 or job.fabric.world_size > 1
-    statistics = Statistics(ensemble) if several else None
+    trained = [k for share in shares for k in share.members]
+    statistics = Statistics(ensemble, len(trained)) if several else None
     losses = torch.zeros(ensemble.members, device=job.fabric.device)
     for piece in mine:
         if statistics is not None:
@@ -82,7 +79,6 @@ def gather_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
     if statistics is not None:
         exchange(job.fabric, ensemble, losses, statistics)
         statistics.finish()
-    trained = [k for share in shares for k in share.members]
     check_losses(losses, state)
     idle = torch.ones(ensemble.members, dtype=torch.bool, device=losses.device)
     idle[trained] = False
