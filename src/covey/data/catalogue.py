@@ -12,6 +12,7 @@ from pathlib import Path
 
 from covey.data import layouts
 from covey.data.bundled import read_bundled_table, read_digits
+from covey.data.container import Task
 from covey.data.download import Remote
 from covey.data.raw import Raw
 from covey.data.text import read_text
@@ -19,19 +20,23 @@ from covey.data.text import read_text
 
 @dataclass(frozen=True)
 class Asked:
-    """What the caller of `load` wants to know from a reader.
+    """What the caller of `load` wants from a reader; the fields are its arguments.
 
     Args:
         parts: "train" and "test", or one of them.
-        split: number of the standard split.
-        length: bytes in a window of text.
-        rest: what stands behind the set's name, such as ("fog", "3").
+        rest: what stands behind a known set's name, such as ("fog", "3").
     """
 
     parts: tuple[str, ...] = ("train", "test")
-    split: int = 0
-    length: int = 128
     rest: tuple[str, ...] = ()
+    target: str | None = None
+    task: Task | None = None
+    validation: float | None = None
+    test: float | None = None
+    image_size: int | tuple[int, ...] | None = None
+    length: int = 128
+    split: int = 0
+    download: bool = True
 
 
 @dataclass(frozen=True)
@@ -204,10 +209,9 @@ def _svhn() -> Source:
 
 
 def _text(description: str, path: str, remote: Remote) -> Source:
-    # 90 / 5 / 5 % by position is the usual cut of enwik8.
     return Source(
         description,
-        lambda root, ask: read_text(root / path, ask.length, 0.05, 0.05),
+        lambda root, ask: read_text(root / path, ask.length, ask.validation, ask.test),
         test=(path,),
         remotes=(remote,),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from covey.data.catalogue import KNOWN, Asked, Source
@@ -38,31 +40,33 @@ def split_name(name: str) -> tuple[str, tuple[str, ...]]:
     )
 
 
-def read_known(name: str, root: Path, ask: Asked, download: bool) -> Raw:
+def read_known(name: str, root: Path, ask: Asked) -> Raw:
     """A known set; missing files are downloaded, unless the test part is there and will do."""
     name, rest = split_name(name)
     source = KNOWN[name]
-    ask = Asked(ask.parts, ask.split, ask.length, rest)
+    ask = replace(ask, rest=rest)
     notes: tuple[str, ...] = ()
     # Of a corrupted set the one file that is asked for will do.
     test = [path for path in source.test if not rest or Path(path).stem in (rest[0], "labels")]
     files = {"train": source.train, "test": test}
     lacking = {part: _lacking(root, files[part]) for part in ask.parts}
     if lacking.get("train") and "test" in lacking and source.train and not lacking["test"]:
-        ask = Asked(("test",), ask.split, ask.length, rest)
+        ask = replace(ask, parts=("test",))
         notes = (
             f"test part only: {lacking['train'][0]} is not in {root}; "
             f"covey.data.download({name!r}, root) fetches what is missing",
         )
     elif missing := [path for paths in lacking.values() for path in paths]:
-        if not download:
+        if not ask.download:
             raise DataError(
                 f"{name}: {root / missing[0]} is not there ({len(missing)} files are missing), and "
                 f"download=False"
             )
         _download(source, root, missing)
     raw = source.read(root, ask)
-    return Raw(raw.parts, raw.task, raw.classes, raw.frame, (*raw.notes, *notes))
+    if notes:
+        warnings.warn(f"{name}: {notes[0]}", stacklevel=4)
+    return replace(raw, notes=(*raw.notes, *notes))
 
 
 def download(name: str, root: str | Path | None = None) -> Path:

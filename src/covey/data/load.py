@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,17 @@ def load(
         download: whether files of known sets that are not there may be downloaded.
     """
     name, folder = str(source), data_folder(root)
-    raw = _read(
-        name, folder, Asked(split=split, length=length), download, target, task, image_size, validation, test
+    ask = Asked(
+        target=target,
+        task=task,
+        validation=validation,
+        test=test,
+        image_size=image_size,
+        length=length,
+        split=split,
+        download=download,
     )
-    raw = check_targets(raw, name)
+    raw = check_targets(_read(name, folder, ask), name)
     strange: dict[str, Tensor] = {}
     taken: tuple[Tensor, ...] = ()
     if held_out:
@@ -86,8 +93,8 @@ def load(
     if taken:
         strange["held-out"] = torch.cat(taken)
     for other in ood:
-        asked = Asked(("test",), split, length)
-        strange[other] = like(read_known(other, folder, asked, download).parts["test"].inputs, shape, other)
+        found = read_known(other, folder, replace(ask, parts=("test",)))
+        strange[other] = like(_test_inputs(found, other), shape, other)
     record = {
         "source": name,
         "task": raw.task,
@@ -116,33 +123,19 @@ def load(
     )
 
 
-def _read(
-    name: str,
-    folder: Path,
-    ask: Asked,
-    download: bool,
-    target: str | None,
-    task: Task | None,
-    image_size: int | tuple[int, ...] | None,
-    validation: float | None,
-    test: float | None,
-) -> Raw:
+def _read(name: str, folder: Path, ask: Asked) -> Raw:
     """Choose the reader."""
     path = Path(name).expanduser()
     if name in KNOWN or not path.exists():
-        raw = read_known(name, folder, ask, download)
-        if "train" not in raw.parts:
-            warnings.warn(f"{name}: {raw.notes[-1] if raw.notes else 'test part only'}", stacklevel=3)
-        return raw
+        return read_known(name, folder, ask)
     if path.is_dir():
-        return pictures.read_folder(path, image_size)
+        return pictures.read_folder(path, ask.image_size)
     if path.suffix in table.SUFFIXES:
-        return table.read_table(path, target, task)
+        return table.read_table(path, ask.target, ask.task)
     if path.suffix == ".npz":
-        return arrays.read_arrays(path, task)
-    if path.suffix in _TEXT or task == "language":
-        shares = [0.05 if share is None else share for share in (validation, test)]
-        return text.read_text(path, ask.length, *shares)
+        return arrays.read_arrays(path, ask.task)
+    if path.suffix in _TEXT or ask.task == "language":
+        return text.read_text(path, ask.length, ask.validation, ask.test)
     raise DataError(
         f"{path}: no reader for {path.suffix!r}; expected a folder of images, "
         f"{', '.join(sorted(table.SUFFIXES))}, .npz, or a text (.txt, or task='language')"
@@ -183,18 +176,27 @@ def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None
     """Mean and deviation of each channel over the training images; None for what is no image."""
     if len(shape) != 3:
         return None
-    total = torch.zeros(shape[0], dtype=torch.float64)
-    squares = torch.zeros_like(total)
-    for piece in split.inputs.split(2048):  # a float copy of the whole set would take four times its memory
-        pixels = piece.to(torch.float32)
-        total += pixels.sum((2, 3), dtype=torch.float64).sum(0)
-        squares += pixels.square().sum((2, 3), dtype=torch.float64).sum(0)
-    count = len(split) * shape[1] * shape[2]
-    unit = 255.0 if split.inputs.dtype == torch.uint8 else 1.0
-    mean = total / count
-    std = (squares / count - mean.square()).clamp_min(0).sqrt() / unit
+    if split.inputs.dtype == torch.uint8:
+        # Exact, and much faster than sums of floats: count how often each of the 256 levels occurs.
+        counts = torch.stack([torch.bincount(c.flatten(), minlength=256) for c in split.inputs.unbind(1)])
+        share = counts.double() / counts.sum(1, keepdim=True)
+        level = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ level
+        std = (share @ level.square() - mean.square()).clamp_min(0).sqrt()
+    else:
+        pixels = split.inputs.double()
+        mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
     std = torch.where(std > 1e-6, std, 1.0)
-    return Normalisation(tuple((mean / unit).tolist()), tuple(std.tolist()))
+    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _test_inputs(raw: Raw, name: str) -> Tensor:
+    """The inputs of a known set that serve as out-of-distribution ones."""
+    if raw.frame is not None or raw.task == "language":
+        raise DataError(
+            f"{name} holds no images, so it cannot be an out-of-distribution set; use one that does"
+        )
+    return raw.parts["test" if "test" in raw.parts else "train"].inputs
 
 
 def like(inputs: Tensor, shape: tuple[int, ...], name: str) -> Tensor:

@@ -77,6 +77,8 @@ def _detect(column: pandas.Series) -> tuple[Task, str]:
         return "classification", "since it is not numeric"
     values = column.to_numpy(np.float64)
     distinct = len(np.unique(values))
+    if distinct == 1:
+        return "regression", "but it is constant"
     if column.dtype.kind == "b" or distinct == 2:
         return "classification", "since it has two values"
     if np.array_equal(values, np.round(values)) and distinct <= min(20, len(values) // 10):

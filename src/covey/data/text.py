@@ -14,7 +14,7 @@ from covey.errors import DataError
 BYTES = tuple(f"{b:02x}" for b in range(256))
 
 
-def read_text(path: Path, length: int, validation: float, test: float) -> Raw:
+def read_text(path: Path, length: int, validation: float | None, test: float | None) -> Raw:
     """A file of bytes, cut by position into train, validation and test, each into windows of `length`.
 
     No byte is copied: inputs and targets are strided views (N, T) of the file's bytes. Fewer than T bytes at
@@ -23,7 +23,9 @@ def read_text(path: Path, length: int, validation: float, test: float) -> Raw:
     if length < 1:
         raise DataError(f"windows must have a length of at least 1; got length={length}")
     tokens = torch.from_numpy(np.fromfile(path, np.uint8))
-    held = {"validation": round(validation * len(tokens)), "test": round(test * len(tokens))}
+    shares = {"validation": validation, "test": test}
+    # 90, 5 and 5 % by position is the usual cut of enwik8.
+    held = {part: round((0.05 if share is None else share) * len(tokens)) for part, share in shares.items()}
     sizes = {"train": len(tokens) - sum(held.values()), **held}
     parts = {}
     for (part, size), piece in zip(sizes.items(), tokens.split(list(sizes.values())), strict=True):

@@ -24,6 +24,8 @@ def make_optimizer(
     Each group has `base`, its learning rate before the schedule.
     """
     groups = ensemble.param_groups(recipe.lr, recipe.decay)
+    if not groups:
+        raise OptionError("every parameter is frozen, so there is nothing to train.")
     if not recipe.decay_vectors:
         groups = [part for group in groups for part in _without_vectors(ensemble, group)]
     if instead is not None:

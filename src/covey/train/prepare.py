@@ -14,6 +14,7 @@ from covey.ensemble import Ensemble, Method
 from covey.errors import DataError, OptionError, TrainingError
 from covey.methods import Replicate
 from covey.train import checkpoint
+from covey.train.alone import Alone
 from covey.train.averaging import averaged
 from covey.train.batches import PLANS, Piece, Stream, check_plan, pieces
 from covey.train.recipe import Machine, Recipe
@@ -26,14 +27,19 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-def launch(machine: Machine) -> Fabric:
+def launch(machine: Machine) -> Fabric | Alone:
     """Start the processes, if there are to be several, and make numbers repeatable."""
-    from lightning_fabric import Fabric  # takes seconds to import, so only where something is trained
-
     if machine.threads is not None:
         torch.set_num_threads(machine.threads)
     steady()
     world = machine.devices * machine.nodes
+    on_cpu = machine.accelerator == "cpu" or (
+        machine.accelerator == "auto" and not torch.accelerator.is_available()
+    )
+    if world == 1 and on_cpu and machine.precision == "32-true":
+        return Alone()
+    from lightning_fabric import Fabric
+
     fabric = Fabric(
         accelerator=machine.accelerator,
         devices=machine.devices,
@@ -56,7 +62,7 @@ def steady() -> None:
 
 
 def make_job(
-    fabric: Fabric,
+    fabric: Fabric | Alone,
     network: nn.Module,
     data: Data,
     recipe: Recipe,
@@ -121,8 +127,6 @@ def check_state(job: Job, state: State) -> None:
     """Check what can only be checked on the ensemble of a phase: the plan, and what the smallest batch does."""
     plan = job.phases[state.phase].plan or job.recipe.plan
     check_plan(plan, job.stream, state.ensemble, job.chunk(state.phase))
-    if not any(p.requires_grad for p in state.ensemble.parameters()):
-        raise OptionError("every parameter is frozen, so there is nothing to train.")
     _check_outputs(job, state.ensemble)
     _check_smallest(job, state, plan)
 

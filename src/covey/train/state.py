@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from covey.data import Data
 from covey.ensemble import Ensemble
+from covey.train.alone import Alone
 from covey.train.batches import Stream
 from covey.train.recipe import Machine, Recipe
 
@@ -75,7 +76,7 @@ class Job:
     data: Data
     recipe: Recipe
     machine: Machine
-    fabric: Fabric
+    fabric: Fabric | Alone
     stream: Stream
     phases: tuple[Phase, ...]
     loss: str

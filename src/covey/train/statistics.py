@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from covey.ensemble import Ensemble
+from covey.train.alone import Alone
 from covey.train.batches import Piece
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Statistics:
             self.buffers[name].copy_(tensor)
 
 
-def exchange(fabric: Fabric, ensemble: Ensemble, losses: Tensor, statistics: Statistics) -> None:
+def exchange(fabric: Fabric | Alone, ensemble: Ensemble, losses: Tensor, statistics: Statistics) -> None:
     """Add up gradients, losses and statistics over all processes, in one message for each kind of number."""
     if fabric.world_size == 1:
         return
@@ -76,7 +77,7 @@ def exchange(fabric: Fabric, ensemble: Ensemble, losses: Tensor, statistics: Sta
 
 
 @torch.no_grad()
-def _reduce_(fabric: Fabric, tensors: list[Tensor], operation: str) -> None:
+def _reduce_(fabric: Fabric | Alone, tensors: list[Tensor], operation: str) -> None:
     flat = fabric.all_reduce(torch.cat([t.reshape(-1) for t in tensors]), reduce_op=operation)
     for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):  # type: ignore[union-attr]
         tensor.copy_(part.view_as(tensor))
