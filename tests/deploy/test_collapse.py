@@ -1,4 +1,4 @@
-"""Averages of members as one network, against the average of what members answer."""
+from __future__ import annotations
 
 import pytest
 import torch
@@ -7,6 +7,36 @@ from torch import nn
 import covey
 from covey.deploy.collapse import collapse
 from covey.errors import CollapseError, OptionError
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_collapsed_norm_is_the_mean_of_the_members_norms(affine: bool) -> None:
+    net = nn.Sequential(nn.BatchNorm1d(6, affine=affine), nn.Linear(6, 3)).double()
+    x = torch.randn(40, 6, dtype=torch.float64)
+    ens = covey.convert(net, covey.Replicate(members=4, where="1" if not affine else "all", noise=0.5))
+    for _ in range(3):
+        ens.train()(torch.stack([torch.randn_like(x) * (k + 1) + k for k in range(4)]), per_member=True)
+    one = ens.eval().collapse().eval()
+    expected = torch.stack([ens.member(k).eval()[0](x) for k in range(4)]).mean(0)
+    torch.testing.assert_close(one[0](x), expected)
+    assert one.state_dict().keys() == net.state_dict().keys()
+    assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in net.parameters())
+
+
+def test_rank_one_collapses_to_the_mean_of_the_outer_products() -> None:
+    ens = covey.convert(nn.Linear(5, 3), covey.BatchEnsemble(members=4))
+    one = ens.collapse()
+    weights = torch.stack([ens.member(k).weight for k in range(4)]).mean(0)
+    torch.testing.assert_close(one.weight, weights)
+    torch.testing.assert_close(one(torch.ones(2, 5)), ens(torch.ones(2, 5)).mean(0))
+
+
+def test_collapse_says_why_not() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(CollapseError, match="initialised apart.*init='copy'"):
+        covey.convert(net, covey.DeepEnsemble()).collapse()
+    with pytest.raises(CollapseError, match="masks are not averaged"):
+        covey.convert(net, covey.Masksembles(), example=torch.randn(2, 4)).collapse()
 
 
 def shaken(network, method, example):
@@ -21,23 +51,6 @@ def shaken(network, method, example):
     ensemble.train()
     ensemble(torch.randn(ensemble.members, 16, *example.shape[1:], dtype=example.dtype), per_member=True)
     return ensemble.eval()
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_a_collapsed_norm_answers_the_mean_of_the_members(affine):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5, affine=affine)).double()
-    x = torch.randn(4, 2, 6, 6, dtype=torch.float64)
-    where = ("norms",) if affine else ("0.bias",)
-    ensemble = shaken(net, covey.Replicate(members=4, where=where), x)
-    assert not torch.allclose(ensemble(x)[0], ensemble(x)[1])
-    if not affine:  # the bias before it differs too; a layer alone is what is averaged exactly
-        for k in range(4):
-            ensemble.parts["replicated"].phi["0.bias"].data[k] = net[0].bias.data
-    plain = ensemble.collapse().eval()
-    torch.testing.assert_close(plain(x), ensemble(x).mean(0), rtol=1e-10, atol=1e-12)
-    assert [type(m) for m in plain.modules()] == [type(m) for m in net.modules()]
-    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in net.parameters())
 
 
 def test_a_collapsed_head_answers_the_mean_logits():
@@ -75,11 +88,13 @@ def test_means_of_parameters_with_new_statistics():
     torch.testing.assert_close(plain[1].running_mean, net[0](x).mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_what_cannot_be_averaged_says_why():
-    net, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), torch.zeros(2, 4)
-    deep = covey.convert(net, covey.DeepEnsemble(members=2), example=x)
-    for average in ("tensors", "factors"):
-        with pytest.raises(CollapseError, match="initialised apart"):
-            collapse(deep, average=average)
+def test_unknown_options_are_named() -> None:
+    ens = covey.convert(nn.Linear(5, 3), covey.BatchEnsemble(members=4))
     with pytest.raises(OptionError, match="'exact' or 'mean'"):
-        collapse(deep, norms="median")
+        collapse(ens, norms="median")
+
+
+def test_what_has_no_average_has_no_mean_factors() -> None:
+    deep = covey.convert(nn.Linear(5, 3), covey.DeepEnsemble(members=2))
+    with pytest.raises(CollapseError, match="initialised apart"):
+        collapse(deep, average="factors")

@@ -43,7 +43,7 @@ def collapse(
         raise CollapseError("members of different shapes cannot be averaged into one network.")
     tensors: dict[str, Tensor] = {}
     for part in ensemble.parts.values():
-        tensors |= part.collapsed() if average == "tensors" else _of_mean_factors(part)  # type: ignore[operator,arg-type]
+        tensors |= part.collapsed() if average == "tensors" else _of_mean_factors(part)
     buffers, _ = ensemble.buffers_of(0)
     tensors |= dict(buffers.shared.items())
     tensors |= {n: t.mean(0) if t.is_floating_point() else t[0] for n, t in buffers.own.items()}
