@@ -81,7 +81,7 @@ def numbers(state: State) -> int:
 
 def measure(name: str, rounds: int) -> dict:
     torch.manual_seed(0)
-    network, data = zoo.create(name, classes=10, **zoo.NETWORKS[name].arguments_for((3, 32, 32))), random_images()
+    network, data = zoo.create(name, classes=10, **zoo.find(name).arguments_for((3, 32, 32))), random_images()
     plain = begun(network, data, None)
     late = begun(network, data, covey.LatePhase(members=MEMBERS, start=0))
     found = {"training": ratio(lambda: consume(*plain, MEMBERS), lambda: consume(*late, MEMBERS), rounds)}

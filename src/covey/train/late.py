@@ -179,7 +179,7 @@ def _vary_(ensemble: Ensemble, noise: float, restart: Where, seed: int) -> None:
 def freeze_shared_(ensemble: Ensemble) -> None:
     """Let only the members' own tensors learn."""
     for part in ensemble.parts.values():
-        for group in part.groups():  # type: ignore[operator]
+        for group in part.groups():
             if group.kind == "shared":
                 for parameter in group.parameters:
                     parameter.requires_grad_(False)
@@ -195,7 +195,7 @@ def _member_parameters(ensemble: Ensemble) -> list[nn.Parameter]:
     return [
         parameter
         for part in ensemble.parts.values()
-        for group in part.groups()  # type: ignore[operator]
+        for group in part.groups()
         if group.kind == "member"
         for parameter in group.parameters
     ]
