@@ -35,6 +35,7 @@ class LatePhase:
         where: for copies, which tensors (norms and head by default); for rank-one factors, which weights (all).
         start: T0: a share of training, or an epoch if 1 or more; 0 for a network that is trained already.
         noise: sigma, Gaussian noise in units of each tensor's root mean square.
+        restart: tensors of the members that are initialised anew at the start, such as the head.
         gamma: factor of the shared tensors' gradient, which is summed over members.
         decay: for copies, factor of the weight decay of the members' tensors.
         nested: each member takes a minibatch, then the shared tensors move once; otherwise a member drawn for
@@ -48,6 +49,7 @@ class LatePhase:
     where: Where | None = None
     start: float = 0.6
     noise: float = 0.0
+    restart: Where = ()
     gamma: float = 1.0
     decay: float = 1.0
     nested: bool = True
@@ -64,6 +66,7 @@ class LatePhase:
             self._method(),
             self.start,
             self.noise,
+            restart=self.restart,
             nested=self.nested,
             freeze=self.freeze,
             collapse=self.collapse,
