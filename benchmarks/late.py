@@ -79,6 +79,28 @@ def numbers(state: State) -> int:
     return sum(t.numel() for t in kept)
 
 
+class Held:
+    """A tensor that a backward pass waits for; counts the bytes of all that are alive."""
+
+    alive = largest = 0
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        Held.alive += tensor.nbytes
+        Held.largest = max(Held.largest, Held.alive)
+
+    def __del__(self) -> None:
+        Held.alive -= self.tensor.nbytes
+
+
+def peak(begun: tuple[Job, State]) -> int:
+    """Most bytes held for backward passes at any moment of ten minibatches."""
+    Held.alive = Held.largest = 0
+    with torch.autograd.graph.saved_tensors_hooks(Held, lambda held: held.tensor):
+        consume(*begun, MEMBERS)
+    return Held.largest
+
+
 def measure(name: str, rounds: int) -> dict:
     torch.manual_seed(0)
     network, data = zoo.create(name, classes=10, **zoo.find(name).arguments_for((3, 32, 32))), random_images()
@@ -102,7 +124,7 @@ def measure(name: str, rounds: int) -> dict:
     found["extra_numbers"] = numbers(late[1]) - numbers(plain[1])
     # K copies of what members own, of its momentum and of the statistics, instead of one of each
     found["numbers_of_the_copies"] = round((2 * own + statistics_) * (MEMBERS - 1) / MEMBERS)
-    found["peak_activations"] = "one member's: members run one after the other"
+    found["saved_for_backward"] = {"plain": peak(plain), "late": peak(late)}
     return found
 
 

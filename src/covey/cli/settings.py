@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from covey import zoo
 from covey.data import Data, Split, load
 from covey.data.container import Task
-from covey.errors import OptionError, suggest
+from covey.deploy.store import load as stored_ensemble
+from covey.errors import OptionError, StoreError, suggest
 from covey.methods import METHODS
 from covey.train.phased import PHASED
 from covey.train.recipe import Machine, Recipe
@@ -90,10 +94,13 @@ class Network:
     Args:
         network: a name of covey.zoo; by default a small one that fits the data.
         network_option: options of the network, such as dropout=0.2 or hidden=[200,200].
+        weights: where trained weights come from: a .safetensors file of the network's state, or the folder of a run
+            of one network.
     """
 
     network: str | None = None
     network_option: tuple[str, ...] = ()
+    weights: str | None = None
 
     def build(self, data: Data, *, loss: str, seed: int) -> nn.Module:
         """The network for these data, initialised from the seed."""
@@ -102,7 +109,8 @@ class Network:
         options = {**zoo.find(name).arguments_for(data.shape), **parse_options(self.network_option)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return zoo.create(name, **{"classes": outputs, **options})  # type: ignore[arg-type]
+            network = zoo.create(name, **{"classes": outputs, **options})  # type: ignore[arg-type]
+        return network if self.weights is None else trained(network, Path(self.weights))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +151,7 @@ class Settings:
     def scaled(self, small: Mapping[str, Any]) -> Settings:
         """The same at the size that a recipe file's [small] table says: shorter, on fewer samples, a smaller network."""
         recipe = self.recipe.scaled(small.get("epochs", self.recipe.epochs) / self.recipe.epochs)
-        network = replace(self.network, network=small["network"]) if "network" in small else self.network
+        network = fill(self.network, {k: small[k] for k in ("network", "network_option") if k in small}, "small")
         dataset = replace(self.dataset, **{k: small[k] for k in ("data", "samples") if k in small})
         options = fill(self.options, small.get("options", {}), "small.options")
         recipe = fill(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")
@@ -153,6 +161,27 @@ class Settings:
     def way(self) -> Any:
         """The method as `fit` takes it."""
         return None if self.method == SINGLE else self.options
+
+
+def trained(network: nn.Module, path: Path) -> nn.Module:
+    """The network with weights from a file, or from the folder of a run of one network."""
+    if path.is_dir():
+        ensemble = stored_ensemble(path / "ensemble" if (path / "ensemble").is_dir() else path, network)
+        if ensemble.members > 1:
+            raise OptionError(
+                f"weights={str(path)!r} is a run of {ensemble.members} members; give one of a single network."
+            )
+        return ensemble.member(0)
+    if path.suffix != ".safetensors":
+        raise OptionError(
+            f"weights is a .safetensors file or the folder of a run; got {str(path)!r}. Another kind of file becomes "
+            "one with safetensors.torch.save_file(network.state_dict(), 'network.safetensors')."
+        )
+    try:
+        network.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise StoreError(f"weights cannot be read from {path}: {' '.join(str(error).split())}") from error
+    return network
 
 
 def kind_of(name: str) -> type:
