@@ -25,18 +25,29 @@ from covey.methods import (
     Slimmable,
     SuperWeights,
 )
+from covey.train import History, Machine, Recipe, Schedule, fit
+from covey.train.late import late
+from covey.train.phased import PHASED, Economical, LatePhase
+from covey.train.trajectory import FGE, SWAG, Snapshot, gather
 
 __all__ = [
+    "FGE",
     "METHODS",
     "MIMO",
+    "PHASED",
+    "SWAG",
     "BatchEnsemble",
     "Coverage",
     "CoveyError",
     "DeepEnsemble",
+    "Economical",
     "Ensemble",
     "Group",
+    "History",
     "Hypernetwork",
+    "LatePhase",
     "MCDropout",
+    "Machine",
     "Masksembles",
     "Method",
     "Mixture",
@@ -44,12 +55,18 @@ __all__ = [
     "NormEnsemble",
     "Parameterization",
     "Prediction",
+    "Recipe",
     "Regression",
     "Replicate",
+    "Schedule",
     "ShapeShifter",
     "Slimmable",
+    "Snapshot",
     "SuperWeights",
     "convert",
+    "fit",
+    "gather",
+    "late",
     "load",
     "loss",
 ]

@@ -27,6 +27,7 @@ from covey.tensors import Buffers
 
 if TYPE_CHECKING:
     from covey.evaluate.anytime import Anytime
+    from covey.evaluate.calibration import Conformal, Temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,8 @@ class Ensemble(nn.Module):
         self.records = [body.record() for body in bodies]
         extra = {key: value for body in bodies for key, value in body.extra.items()}
         self.about = About(output=bodies[0].output, extra=extra)
-        self.calibration: Any = None
+        self.temperature: Temperature | None = None
+        self.conformal: Conformal | None = None
         self.runs = {"train": "auto", "eval": "auto"}
         self.memory_format = torch.contiguous_format
         self.train(bodies[0].network.training)
@@ -111,7 +113,8 @@ class Ensemble(nn.Module):
     def predict(self, *args: Any, **kwargs: Any) -> Prediction | Regression:
         """The combined answer and its uncertainty, in eval mode and without gradients.
 
-        Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one.
+        Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one. If they are set,
+        `temperature` calibrates the probabilities and `conformal` gives sets of classes.
         """
         with self.evaluating(), torch.no_grad():
             return self.answer(self(*args, **kwargs))
@@ -123,9 +126,12 @@ class Ensemble(nn.Module):
         outputs = outputs.movedim(self._class_axis(outputs), -1)
         if self.about.task == "gaussian":
             return Regression(*gaussian(outputs))
-        if self.calibration is not None:
-            outputs = self.calibration.apply(outputs)
-        return Prediction(outputs)
+        if self.temperature is None:
+            return Prediction(outputs, conformal=self.conformal)
+        scaled = self.temperature.apply(outputs)
+        if self.temperature.kind == "members":
+            return Prediction(scaled, conformal=self.conformal)
+        return Prediction(outputs, scaled[0].log_softmax(-1), self.conformal)
 
     @property
     def run(self) -> str:

@@ -124,8 +124,10 @@ def multiply_adds(module: nn.Module, example: Tensor) -> int:
     Fused kernels that the counter cannot see into (recurrent layers, attention) are replaced by plain ones.
     """
     counter = FlopCounterMode(display=False)
-    with _evaluating(module), torch.no_grad(), _plain_kernels(), counter:
-        module(example)
+    with _evaluating(module), torch.no_grad(), _plain_kernels():
+        module(example)  # an ensemble's first call may try several ways to run, which must not count
+        with counter:
+            module(example)
     return counter.get_total_flops() // 2
 
 

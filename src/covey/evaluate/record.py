@@ -122,7 +122,7 @@ def _numpy(outputs: Tensor, half: bool, what: str) -> np.ndarray:
     if not half:
         return array
     largest = float(np.abs(array).max())
-    if largest > np.finfo(np.float16).max:
+    if largest > float(np.finfo(np.float16).max):
         raise EvaluationError(f"{what} reach {largest:.3g}, float16 ends at 65504: store them without half")
     return array.astype(np.float16)
 

@@ -50,7 +50,7 @@ def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[Tensor, 
         )
     size = len(images) // 5
     block = slice((severity - 1) * size, severity * size)
-    pixels = torch.from_numpy(np.ascontiguousarray(images[block])).permute(0, 3, 1, 2) / 255
+    pixels = torch.from_numpy(np.array(images[block])).permute(0, 3, 1, 2) / 255
     return pixels, torch.from_numpy(labels[block].astype(np.int64))
 
 

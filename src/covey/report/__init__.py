@@ -16,6 +16,7 @@ def write(
     *,
     title: str = "Comparison of ensembles",
     baseline: str | None = None,
+    pdf: bool = True,
 ) -> Path:
     """Write report.html, report.md and figures/ to a folder, and return the page's path.
 
@@ -24,6 +25,7 @@ def write(
         folder: made if it is not there.
         title: of the page.
         baseline: the method that the others are compared with; by default the first with one member.
+        pdf: whether to write the figures as PDF too, for papers; SVG is always written.
     """
     from .answers import answers
     from .markdown import markdown
@@ -39,8 +41,10 @@ def write(
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for part in parts:
         for figure in part.figures:
-            for suffix, content in figure.files.items():
-                (folder / "figures" / f"{figure.name}.{suffix}").write_bytes(content)
+            file = folder / "figures" / figure.name
+            file.with_suffix(".svg").write_text(figure.file, encoding="utf-8")
+            if pdf:
+                file.with_suffix(".pdf").write_bytes(figure.pdf())
     page = folder / "report.html"
     page.write_text(html(title, results, look, found, parts), encoding="utf-8")
     (folder / "report.md").write_text(markdown(title, results, found, parts), encoding="utf-8")

@@ -47,7 +47,12 @@ def _answer(results: Results, purpose: str, column: Column) -> Answer:
     top = best(results, column)
     assert top is not None
     close = [m for m in results.methods if verdict(results, m, top, column) == "within noise"]
+    # A cheaper method must also do as well against the baseline as the best one does.
+    gain = verdict(results, top, results.baseline, column)
     cheaper = [m for m in close if _price(m) < _price(top)]
+    cheaper = [
+        m for m in cheaper if gain != "better" or verdict(results, m, results.baseline, column) == gain
+    ]
     taken = min(cheaper, key=_price) if cheaper else top
     evidence = _evidence(results, taken, column)
     if taken is not top:
@@ -97,13 +102,13 @@ def _sure(results: Results, taken: MethodRuns, top: MethodRuns, column: Column) 
     words = {"within noise": "within noise", "higher": "more than noise", "lower": "more than noise"}
     return (
         f"{other.name} minus {against.name}: {comparison.difference * column.scale:+.{digits}f}{unit} "
-        f"(95 % interval {low:+.{digits}f} to {high:+.{digits}f}, p = {_p(comparison.p)}, "
+        f"(95 % interval {low:+.{digits}f} to {high:+.{digits}f}, {_p(comparison.p)}, "
         f"{comparison.seeds} seeds): {words[comparison.verdict]}."
     )
 
 
 def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def _fastest(results: Results) -> Answer:
@@ -119,7 +124,7 @@ def _fastest(results: Results) -> Answer:
     evidence += "of the ensembles" if quick.members > 1 else "of the methods"
     deep = results.deep_ratio(quick, "latency")
     if deep is not None:
-        evidence += f", {times(deep)} a deep ensemble's of {quick.members} members"
+        evidence += f", {times(deep)} the time of {quick.members} single networks"
     sure = f"Median of repeated calls on this machine, {threads} thread{'s' if threads != 1 else ''}."
     return Answer("For speed", quick.name, evidence, _cost(results, quick), sure)
 
@@ -135,7 +140,8 @@ def _cost(results: Results, method: MethodRuns) -> str:
     return f"{', '.join(parts)} of {results.baseline.name}." if parts else "Cost was not measured."
 
 
-def _price(method: MethodRuns) -> float:
-    """Multiply-adds order methods by cost; members stand in where those are unknown."""
-    known = method.summary("multiply_adds")
-    return known.mean if known else float(method.members)
+def _price(method: MethodRuns) -> tuple[float, float]:
+    """Methods ordered by multiply-adds to two digits, then by parameters; members stand in for both."""
+    adds, stored = method.summary("multiply_adds"), method.summary("stored")
+    work = float(f"{adds.mean:.1e}") if adds else float(method.members)
+    return work, stored.mean if stored else float(method.members)

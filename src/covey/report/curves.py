@@ -117,13 +117,13 @@ def training(results: Results, looks: Looks) -> list[Figure]:
             ]
             for method in results.methods
         }
-        title = key.replace("_", " ").capitalize()
+        title = key.replace("_", " ").capitalize().replace("nll", "NLL")
         told = ", ".join(
             f"{n} {np.stack(ys).mean(0)[~np.isnan(ys[0])][-1]:.3g}" for n, ys in lines.items() if ys
         )
         alt = f"{title} during training. At the end: {told}."
         name = f"training-{slug(key)}"
-        figures += _lines(looks, name, title, x, lines, alt, (axis.capitalize(), title))
+        figures += _lines(looks, name, title, x, lines, alt, (axis.capitalize(), title), log=True)
     return figures
 
 
@@ -178,6 +178,7 @@ def _lines(
     *,
     markers: bool = False,
     diagonal: bool = False,
+    log: bool = False,
 ) -> list[Figure]:
     """Each method's mean over seeds as a line, with a band of one standard deviation."""
     drawn = {method: rows for method, rows in lines.items() if rows}
@@ -201,8 +202,13 @@ def _lines(
         )
         if len(rows) > 1:
             std = values.std(0, ddof=1)
-            axes.fill_between(x, mean - std, mean + std, color=look.colour, alpha=0.18, lw=0)
+            low = np.maximum(mean - std, 0) if (values >= 0).all() else mean - std
+            axes.fill_between(x, low, mean + std, color=look.colour, alpha=0.18, lw=0)
     axes.set(xlabel=axis_labels[0], ylabel=axis_labels[1])
+    every = np.concatenate([np.ravel(rows) for rows in drawn.values()])
+    every = every[~np.isnan(every)]
+    if log and every.min() > 0 and every.max() > 30 * every.min():
+        axes.set_yscale("log")
     axes.legend(loc="best")
     axes.set_title(title, loc="left")
     return [finish(figure, name, title, alt)]

@@ -5,7 +5,6 @@ Every function returns finished figures, none where the runs lack what it shows.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,8 @@ def _front(results: Results, looks: Looks, score: Column, cost: Column) -> Figur
         y, look = value.mean * score.scale, looks[method.name]
         points.append((price, y, method.name))
         spread = (value.std or 0) * score.scale
-        axes.errorbar(
-            price, y, yerr=spread or None, color=look.colour, marker=look.marker, mec=PAPER, zorder=3
-        )
+        axes.errorbar(price, y, yerr=spread or None, color=look.colour, elinewidth=1, zorder=2)
+        axes.plot(price, y, look.marker, color=look.colour, mec=PAPER, ms=7, label=method.name, zorder=3)
     sign = 1 if score.better == "higher" else -1
     front: list[tuple[float, float]] = []
     for x, y, _ in sorted(points, key=lambda p: (p[0], -sign * p[1])):
@@ -52,15 +50,7 @@ def _front(results: Results, looks: Looks, score: Column, cost: Column) -> Figur
     if max(prices) / min(prices) > 3:
         _log_ratio(axes, min(prices), max(prices))
     axes.margins(0.16, 0.2)
-    for x, y, name in points:
-        right = x > (math.sqrt(min(prices) * max(prices)))
-        axes.annotate(
-            name,
-            (x, y),
-            xytext=(-6 if right else 6, 5),
-            textcoords="offset points",
-            ha="right" if right else "left",
-        )
+    axes.legend(loc="best")
     axes.set_xlabel(f"{cost.title} relative to {results.baseline.name}")
     axes.set_ylabel(_label(score))
     axes.set_title(f"{score.title} against {cost.title.lower()}", loc="left")
@@ -112,8 +102,13 @@ def _reliability(
     figure, axes = blank()
     axes.plot([0, 1], [0, 1], color=SOFT, lw=1, ls="--", zorder=1)
     axes.bar(left, share, width=1 / 15, align="edge", color=look.colour, alpha=0.25, lw=0, zorder=1)
-    axes.plot(confidence, accuracy, color=look.colour, marker=look.marker, mec=PAPER, zorder=3)
-    axes.set(xlim=(0, 1), ylim=(0, 1.03), xlabel="Confidence", ylabel="Accuracy, share of samples")
+    axes.plot(confidence, accuracy, color=look.colour, lw=1, alpha=0.6, zorder=2)
+    # Large markers where there are many samples, because the others hardly count and scatter widely.
+    size = 8 + 55 * np.sqrt(share)
+    axes.scatter(
+        confidence, accuracy, size, color=look.colour, marker=look.marker, ec=PAPER, lw=0.6, zorder=3
+    )
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.04), xlabel="Confidence", ylabel="Accuracy, share of samples")
     axes.set_title(method.name, loc="left")
     ece = method.summary("ece")
     text = "" if ece is None else f"ECE {100 * ece.mean:.2f} %"
@@ -141,7 +136,7 @@ def ood_histograms(results: Results, looks: Looks) -> list[Figure]:
             axes.stairs(share, edges, color=look.colour, ls=dash, lw=1.5, label=name)
         axes.set(xlabel="Predictive entropy, nats", ylabel="Share of samples", xlim=(0, edges[-1]))
         axes.set_yscale("log")
-        axes.set_ylim(bottom=1e-3)
+        axes.set_ylim(1e-3, 12)  # room for the legend
         axes.legend(loc="upper right")
         axes.set_title(method.name, loc="left")
         means = {
@@ -204,18 +199,22 @@ def planes(results: Results, looks: Looks) -> list[Figure]:
 
 
 def _plane(name: str, plane: dict[str, Any]) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = blank((SIZE[0], 2.8))
     accuracy = 100 * np.array(plane["accuracy"])
-    mesh = axes.contourf(plane["u"], plane["v"], accuracy, levels=12, cmap="cividis")
+    levels = np.linspace(accuracy.min(), max(accuracy.max(), accuracy.min() + 1e-3), 13)
+    mesh = axes.contourf(plane["u"], plane["v"], accuracy, levels=levels, cmap="cividis")
     for k, (x, y) in enumerate(plane["corners"]):
         axes.plot(x, y, marker="o", color="#ffffff", mec="#000000", ms=5)
-        axes.annotate(str(k), (x, y), xytext=(4, 4), textcoords="offset points", color="#ffffff")
+        box = {"boxstyle": "round,pad=0.15", "fc": "#000000", "ec": "none", "alpha": 0.6}
+        axes.annotate(str(k), (x, y), xytext=(5, 5), textcoords="offset points", color="#ffffff", bbox=box)
     axes.grid(False)
     axes.set(xlabel="Distance along members 0 and 1", ylabel="Distance towards member 2")
-    bar = figure.colorbar(mesh, ax=axes, label="Accuracy, %")
+    bar = figure.colorbar(mesh, ax=axes, label="Accuracy, %", ticks=MaxNLocator(5))
     bar.ax.tick_params(color=SOFT, labelcolor=INK, labelsize=7)
     bar.outline.set_visible(False)
-    axes.set_title(f"{name}: plane through three members", loc="left")
+    axes.set_title(name, loc="left")
     low, high = float(accuracy.min()), float(accuracy.max())
     alt = f"Accuracy on the plane through three members of {name}: {low:.1f} to {high:.1f} %."
     return finish(figure, f"plane-{slug(name)}", f"{name}: plane through three members", alt)

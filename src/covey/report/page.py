@@ -57,7 +57,7 @@ def html(
 <main id="main">
 {"".join(parts)}
 </main>
-<footer>Written by covey. Figures are also in the folder <code>figures</code> as SVG and PDF.</footer>
+<footer>Written by covey. Figures are also in the folder <code>figures</code>.</footer>
 <div id="status" class="unseen" role="status" aria-live="polite"></div>
 <script>{script}</script>
 </body>
@@ -178,7 +178,7 @@ def _sortable(label: str, caption: str, columns: Sequence[Column], rows: Sequenc
         )
     return (
         f'<div class="wide" role="region" aria-label="{escape(label)}" tabindex="0">'
-        f'<table class="sortable"><caption>{escape(caption)}</caption>'
+        f'<table class="sortable"><caption><span>{escape(caption)}</span></caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -210,7 +210,7 @@ def _plain(table: Table) -> str:
     )
     return (
         f'<div class="wide" role="region" aria-label="{escape(table.caption)}" tabindex="0"><table>'
-        f"<caption>{escape(table.caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<caption><span>{escape(table.caption)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -231,7 +231,6 @@ def _settings(results: Results) -> str:
     blocks = []
     for method in results.methods:
         text = json.dumps(settings_text(method), indent=2, ensure_ascii=False, default=str)
-        blocks.append(
-            f'<details><summary>{escape(method.name)}</summary><pre tabindex="0">{escape(text)}</pre></details>'
-        )
+        body = f'<pre tabindex="0">{escape(text)}</pre>'
+        blocks.append(f"<details><summary>{escape(method.name)}</summary>{body}</details>")
     return "<p>What is needed to repeat each run.</p>" + "".join(blocks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +50,24 @@ class Figure:
         title: a few words.
         alt: what it shows, in words, for readers who cannot see it.
         svg: for the page, which colours it.
-        files: standalone SVG and PDF by suffix.
+        file: the same as a file of its own.
+        canvas: matplotlib's figure.
     """
 
     name: str
     title: str
     alt: str
     svg: str
-    files: dict[str, bytes]
+    file: str
+    canvas: Any
+
+    def pdf(self) -> bytes:
+        """The figure as PDF, which takes as long as drawing it did."""
+        self.canvas.set_layout_engine("none")  # keep the layout that the SVG has
+        paper = io.BytesIO()
+        with styled():
+            self.canvas.savefig(paper, format="pdf", transparent=True, metadata={"CreationDate": None})
+        return paper.getvalue()
 
 
 def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
@@ -70,33 +81,33 @@ def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
     return table
 
 
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw figures inside this: it sets matplotlib's style and puts the user's own back."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(RC):
+        yield
+
+
 def blank(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
     """A matplotlib figure and its axes, without pyplot's global state."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Canvas
 
-    with mpl.rc_context(RC):
-        figure = Canvas(figsize=size, layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
-        axes.set_axisbelow(True)
+    figure = Canvas(figsize=size, layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    axes.set_axisbelow(True)
     return figure, axes
 
 
 def finish(figure: Any, name: str, title: str, alt: str) -> Figure:
-    """Draw the figure to SVG (for the page and as a file) and PDF."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(RC):
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-        paper = io.BytesIO()
-        figure.savefig(paper, format="pdf", transparent=True, metadata={"CreationDate": None})
+    """Draw the figure to SVG."""
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     plain = drawn.getvalue()
-    return Figure(
-        name, title, alt, _inline(plain, name, alt), {"svg": plain.encode(), "pdf": paper.getvalue()}
-    )
+    return Figure(name, title, alt, _inline(plain, name, alt), plain, figure)
 
 
 def _inline(svg: str, name: str, alt: str) -> str:
@@ -118,7 +129,7 @@ def _inline(svg: str, name: str, alt: str) -> str:
     return re.sub(r"<svg ", f'<svg role="img" aria-label="{label}" ', svg, count=1)
 
 
-RC: dict[str, Any] = {
+RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "covey",
     "pdf.fonttype": 42,
@@ -145,7 +156,11 @@ RC: dict[str, Any] = {
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
     "legend.fontsize": 7.5,
-    "legend.frameon": False,
+    "legend.frameon": True,
+    "legend.framealpha": 0.75,
+    "legend.facecolor": PAPER,
+    "legend.edgecolor": "none",
+    "legend.labelspacing": 0.35,
     "legend.handlelength": 2.2,
     "lines.linewidth": 1.6,
     "lines.markersize": 5,

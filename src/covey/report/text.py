@@ -10,16 +10,16 @@ from covey.evaluate.ood import CRITERIA
 
 from . import curves, figures
 from .results import MethodRuns, Results
-from .style import Figure, Looks
+from .style import Figure, Looks, styled
 
 FRONT = (
     "Each method's mean score with its standard deviation over seeds. Methods on the dotted line are the "
     "front: no other method is both better and cheaper."
 )
 CALIBRATION = (
-    "How often the ensemble is right (line) where it claims a confidence; on the dashed line it claims "
-    "what it holds. Bars are the share of samples in each bin. The table shows what calibration on validation data "
-    "does to the test scores, and conformal sets that should hold the label in 90 % of cases."
+    "How often the ensemble is right (line) where it claims a confidence; on the dashed line it claims what "
+    "it holds. Bars are the share of samples in each bin. The table shows what calibration on validation "
+    "data does to the test scores, and conformal sets that should hold the label in 90 % of cases."
 )
 INTERVALS = (
     "How often targets fall into the intervals that should hold them; on the dotted line, as promised."
@@ -37,7 +37,10 @@ ROBUSTNESS = (
     "Mean over 15 kinds of corruption; severity 0 is the clean test set. Bands are one standard deviation "
     "over seeds."
 )
-LANDSCAPE = "The rise of the loss when weights are disturbed, and the loss between members."
+LANDSCAPE = (
+    "The rise of the loss when weights are disturbed, the loss between two members, and accuracy on the plane "
+    "through three."
+)
 TRAINING = "What training recorded; mean over seeds, band of one standard deviation."
 EXAMPLES = "By the entropy of the prediction, for the first seed of each method."
 
@@ -65,7 +68,13 @@ class Section:
 
 def sections(results: Results, looks: Looks) -> list[Section]:
     """Every part that the runs have something to show for."""
-    parts = [
+    with styled():
+        parts = _all_sections(results, looks)
+    return [part for part in parts if part.figures or part.tables or part.pictures]
+
+
+def _all_sections(results: Results, looks: Looks) -> list[Section]:
+    return [
         Section("cost", "Score against cost", FRONT, figures.fronts(results, looks)),
         Section(
             "calibration",
@@ -100,7 +109,6 @@ def sections(results: Results, looks: Looks) -> list[Section]:
         Section("training", "Training", TRAINING, curves.training(results, looks)),
         Section("examples", "Most and least certain samples", EXAMPLES, pictures=_examples(results)),
     ]
-    return [part for part in parts if part.figures or part.tables or part.pictures]
 
 
 def _calibration_tables(results: Results) -> list[Table]:
@@ -122,7 +130,15 @@ def _calibration_tables(results: Results) -> list[Table]:
                 f"{_mean([f['coverage'] for f in found], 100, 1)} / {_mean([f['size'] for f in found], 1, 2)}"
             )
         rows.append(row)
-    heads = ["Method", "NLL", "pooled T", "members' T", "ECE, %", "pooled T", "members' T"]
+    heads = [
+        "Method",
+        "NLL",
+        "NLL, pooled T",
+        "NLL, members' T",
+        "ECE, %",
+        "ECE, pooled T",
+        "ECE, members' T",
+    ]
     heads += ["Threshold sets: coverage, % / size", "APS: coverage, % / size"]
     caption = (
         "After calibration on validation data: one temperature of the pooled prediction, or one a member"
