@@ -20,26 +20,43 @@ from covey.methods import (
     NormEnsemble,
     Replicate,
 )
+from covey.train import History, Machine, Recipe, Schedule, fit
+from covey.train.late import late
+from covey.train.phased import PHASED, Economical, LatePhase
+from covey.train.trajectory import FGE, SWAG, Snapshot, gather
 
 __all__ = [
+    "FGE",
     "METHODS",
     "MIMO",
+    "PHASED",
+    "SWAG",
     "BatchEnsemble",
     "Coverage",
     "CoveyError",
     "DeepEnsemble",
+    "Economical",
     "Ensemble",
     "Group",
+    "History",
+    "LatePhase",
     "MCDropout",
+    "Machine",
     "Masksembles",
     "Method",
     "MultiHead",
     "NormEnsemble",
     "Parameterization",
     "Prediction",
+    "Recipe",
     "Regression",
     "Replicate",
+    "Schedule",
+    "Snapshot",
     "convert",
+    "fit",
+    "gather",
+    "late",
     "load",
     "loss",
 ]

@@ -100,16 +100,16 @@ def test_data_of_raw_images_is_prepared_corrupted_and_shown() -> None:
 
 def test_an_ensemble_keeps_its_mode_and_calibration() -> None:
     ens, x, y = ensemble(), torch.randn(40, 4), torch.randint(3, (40,))
-    ens.calibration = Temperature("pooled", (2.0,))
+    ens.temperature = Temperature("pooled", (2.0,))
     ens.train()
     found = evaluate(ens, (x, y), validation=(x, y))
     assert ens.training
-    assert ens.calibration == Temperature("pooled", (2.0,))
+    assert ens.temperature == Temperature("pooled", (2.0,))
     assert found.about["members"] == 3, "scores are of the members, not of the pooled answer"
     assert found.scores["calibration"]["stored"]["nll"] == pytest.approx(
         float(nn.functional.nll_loss(ens.predict(x).log_probs, y)), abs=1e-5
     )
-    ens.calibration = found.calibration["pooled"]
+    ens.temperature = found.calibration["pooled"]
     assert found.scores["calibration"]["pooled"]["nll"] == pytest.approx(
         float(nn.functional.nll_loss(ens.predict(x).log_probs, y)), abs=1e-5
     )

@@ -40,7 +40,8 @@ class Evaluation:
         about: task, members, samples, classes, OOD sets and versions.
         notes: what a reader must know.
         examples: the most and the least certain test samples.
-        calibration: fitted on validation data, ready for `ensemble.calibration`; by name, such as "pooled".
+        calibration: fitted on validation data, by name ("pooled", "members", "aps", ...),
+            ready for `ensemble.temperature` or `ensemble.conformal`.
         record: members' outputs; None if this was read without them.
     """
 
@@ -152,7 +153,7 @@ def evaluate(
         Path(folder).mkdir(parents=True, exist_ok=True)
         record.save(Path(folder) / OUTPUTS_FILE, half=half)
     inputs = collecting.test_pair(data)[0][:limit]
-    result = score(record, inputs=inputs, stored=getattr(ensemble, "calibration", None))
+    result = score(record, inputs=inputs, stored=getattr(ensemble, "temperature", None))
     if folder is not None:
         result.save(folder, half=half)
     return result
