@@ -1,0 +1,1 @@
+"""Look inside a network and change it: find layers, follow the data, hollow and fill."""

@@ -1,0 +1,1 @@
+"""What comes after training: store, load, collapse."""

@@ -1,0 +1,220 @@
+"""Find and address a network's tensors; hollow a network out and fill it again.
+
+Tensors are addressed by the names of `named_parameters()`; a tensor with several names (tied weights, a
+module used twice) goes by the first of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from covey.errors import ConversionError, suggest
+
+Where = str | Sequence[str]
+
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How a weight is a matrix: which axis counts inputs and which outputs, (out, in, ...) or (in, out, ...).
+
+    With `groups`, the second axis counts the features of one group. `inputs` is None for an embedding.
+    """
+
+    outputs: int
+    inputs: int | None
+    groups: int = 1
+    inputs_first: bool = False
+
+
+def owner_of(name: str) -> str:
+    """The path of the module that a tensor belongs to; a reparametrised weight belongs to its layer."""
+    return re.split(r"\.parametrizations\.|\.(?=[^.]*$)", "." + name, maxsplit=1)[0].removeprefix(".")
+
+
+def canonical(network: nn.Module) -> dict[str, str]:
+    """Every name of every parameter -> the name it goes by."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(tensor), name)
+        for name, tensor in network.named_parameters(remove_duplicate=False)
+    }
+
+
+def slots(network: nn.Module) -> dict[str, str]:
+    """Every place that holds a tensor -> the name the tensor goes by.
+
+    A tied tensor has several places; a place that several paths lead to (a module used twice) stands once.
+    """
+    named = {id(t): name for name, t in [*network.named_parameters(), *network.named_buffers()]}
+    return {
+        f"{path}.{leaf}".removeprefix("."): named[id(tensor)]
+        for path, module in network.named_modules()
+        for leaf, tensor in [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+    }
+
+
+def ties(network: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters -> the name that the tensor goes by."""
+    return {name: first for name, first in canonical(network).items() if name != first}
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalisation layer: one of torch's, or one that is called so and has only vectors."""
+    if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
+        return True
+    tensors = list(module.parameters(recurse=False))
+    return "norm" in type(module).__name__.lower() and all(t.ndim == 1 for t in tensors) and bool(tensors)
+
+
+def norms(network: nn.Module) -> set[str]:
+    """Names of the parameters of all normalisation layers."""
+    return {name for name in canonical(network).values() if is_norm(network.get_submodule(owner_of(name)))}
+
+
+def axes(network: nn.Module, name: str) -> Axes | None:
+    """How the parameter is a matrix, or None if it is not one (a bias, a norm's scale, a class token)."""
+    owner, leaf = network.get_submodule(owner_of(name)), name.rpartition(".")[2]
+    tensor = network.get_parameter(name)
+    if tensor.ndim < 2 or ".parametrizations." in "." + name:
+        return None
+    if isinstance(owner, _CONVOLUTION):
+        return Axes(tensor.shape[0], tensor.shape[1] * owner.groups, owner.groups)
+    if isinstance(owner, _TRANSPOSED):
+        return Axes(tensor.shape[1] * owner.groups, tensor.shape[0], owner.groups, inputs_first=True)
+    if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+        return Axes(tensor.shape[1], None, inputs_first=True)
+    if isinstance(owner, nn.MultiheadAttention) and leaf not in _ATTENTION_WEIGHTS:
+        return None  # bias_k and bias_v
+    is_layer = isinstance(owner, (nn.Linear, nn.MultiheadAttention, *_RECURRENT))
+    if tensor.ndim == 2 and (is_layer or min(tensor.shape) > 1):
+        return Axes(tensor.shape[0], tensor.shape[1])
+    return None
+
+
+def select(
+    network: nn.Module, where: Where, *, head: Iterable[str] = (), stem: Iterable[str] = ()
+) -> list[str]:
+    """Names of the parameters that `where` means, in the network's order.
+
+    Args:
+        network: where to look.
+        where: "all", "head", "stem", "norms", a parameter's name, a module's path, a regular expression
+            that is searched for in the names, or a sequence of these.
+        head: names of the head's parameters.
+        stem: names of the first layers' parameters.
+
+    >>> select(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), ["norms", "0.bias"])
+    ['0.bias', '1.weight', '1.bias']
+    """
+    names = canonical(network)
+    known = dict.fromkeys(names.values())
+    sets = {"all": set(known), "head": set(head), "stem": set(stem), "norms": norms(network)}
+    chosen: set[str] = set()
+    for part in [where] if isinstance(where, str) else where:
+        chosen |= sets[part] if part in sets and (sets[part] or part == "norms") else _named(part, names)
+        if part == "norms" and not sets["norms"]:
+            raise ConversionError(
+                "where='norms' matches nothing: the network has no normalisation layer "
+                "(BatchNorm, LayerNorm, GroupNorm, RMSNorm). Name other tensors, or take another method."
+            )
+    return [name for name in known if name in chosen]
+
+
+def _named(part: str, names: Mapping[str, str]) -> set[str]:
+    if part in ("head", "stem"):
+        raise ConversionError(
+            f"where={part!r} needs to know the network's {part}: give convert() an example input, "
+            f"from which it is found, or name it with {part}='module.path'."
+        )
+    found = {first for name, first in names.items() if name == part or name.startswith(part + ".")}
+    if found:
+        return found
+    try:
+        found = {first for name, first in names.items() if re.search(part, name)}
+    except re.error as error:
+        raise ConversionError(
+            f"where={part!r} is no tensor's name and no regular expression: {error}"
+        ) from None
+    if not found:
+        raise ConversionError(
+            f"where={part!r} matches none of the network's {len(names)} parameters{suggest(part, names)}."
+        )
+    return found
+
+
+def hollow(network: nn.Module) -> nn.Module:
+    """A copy of the network whose parameters and buffers have shapes but no memory; ties are kept."""
+    twins: dict[int, object] = {}
+    for tensor in [*network.parameters(), *network.buffers()]:
+        twin = torch.empty_like(tensor, device="meta", requires_grad=False)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        twins[id(tensor)] = nn.Parameter(twin, tensor.requires_grad) if is_parameter else twin
+    return copy.deepcopy(network, twins)
+
+
+def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A plain network: a copy of the skeleton that holds copies of the given tensors; ties are kept."""
+    memo: dict[int, object] = {}
+    for name, twin in [*skeleton.named_parameters(), *skeleton.named_buffers()]:
+        value = tensors[name].detach().clone()
+        memo[id(twin)] = nn.Parameter(value, twin.requires_grad) if isinstance(twin, nn.Parameter) else value
+    return copy.deepcopy(skeleton, memo)
+
+
+def fresh(network: nn.Module, factory: Callable[[], nn.Module] | None) -> tuple[nn.Module, dict[str, str]]:
+    """A newly initialised network of the same architecture, and how each parameter was drawn.
+
+    From the factory if there is one; else each layer through its own `reset_parameters`; tensors that no
+    layer resets from a normal distribution with their own mean and standard deviation, constants kept.
+    Uses the global random state.
+    """
+    if factory is not None:
+        made = factory()
+        _check_same(network, made)
+        return made, dict.fromkeys(canonical(network).values(), "fresh from the factory")
+    made = copy.deepcopy(network)
+    reset: set[str] = set()
+    for path, module in made.named_modules():
+        restart = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(restart):
+            restart()
+            reset |= {
+                f"{path}.{leaf}".removeprefix(".") for leaf, _ in module.named_parameters(recurse=False)
+            }
+    how: dict[str, str] = {}
+    with torch.no_grad():
+        for name, tensor in made.named_parameters():
+            how[name] = "fresh by its layer's reset"
+            if name in reset:
+                continue
+            values = tensor.double()
+            spread = values.std(correction=0).item() if tensor.numel() > 1 else 0.0
+            how[name] = "fresh from its own mean and spread" if spread else "constant, kept"
+            if spread:
+                tensor.normal_(values.mean().item(), spread)
+    return made, how
+
+
+def _check_same(network: nn.Module, made: nn.Module) -> None:
+    ours = {name: tuple(t.shape) for name, t in network.named_parameters()}
+    theirs = {name: tuple(t.shape) for name, t in made.named_parameters()}
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            raise ConversionError(
+                f"the factory gives another architecture than the network: {name!r} is "
+                f"{theirs.get(name, 'missing')} from the factory and {ours.get(name, 'missing')} in the network."
+            )

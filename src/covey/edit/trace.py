@@ -1,0 +1,208 @@
+"""Follow the data through one forward pass of a network.
+
+A `Trace` is the list of operations that one call of the network ran, each with the values it read and
+wrote. Parameters, buffers and inputs are named values. Everything covey wants to know about a network's
+wiring is a walk over that list: which layer answers (the head), which one sees the input first (the
+stem), what is computed before any member tensor is used (the prefix), and whether anything is random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Operations that multiply data by a weight: what one would call a layer. Matched on the operator's name.
+_LAYERS = ("mm", "linear", "matmul", "conv", "embedding", "rnn", "lstm", "gru", "einsum", "cdist", "bilinear")
+
+
+@dataclass
+class _Op:
+    name: str
+    reads: frozenset[int]
+    writes: tuple[int, ...]
+    random: bool
+
+
+@dataclass
+class Trace:
+    """What one forward pass did.
+
+    Args:
+        ops: the operations in the order they ran.
+        names: the name of each value that is a parameter or buffer.
+        inputs: the values given to the network.
+        outputs: the values of the selected output.
+    """
+
+    ops: list[_Op] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    inputs: set[int] = field(default_factory=set)
+    outputs: set[int] = field(default_factory=set)
+
+    @property
+    def random(self) -> bool:
+        """Whether any operation drew random numbers."""
+        return any(op.random for op in self.ops)
+
+    def head(self) -> set[str]:
+        """Weights of the layers that give the output: walking back from it, the first on each path."""
+        writer = {value: op for op in self.ops for value in op.writes}
+        data, weights = self._data(), self._weights()
+        found: set[str] = set()
+        stack, seen = list(self.outputs), set(self.outputs)
+        while stack:
+            op = writer.get(stack.pop())
+            if op is None:
+                continue
+            used = self._layer_weights(op, data, weights)
+            found |= used
+            if not used:
+                fresh = (op.reads & data) - seen
+                seen |= fresh
+                stack.extend(fresh)
+        return found
+
+    def stem(self) -> set[str]:
+        """Weights of the layers that see the input first: those whose data went through no layer before."""
+        data, weights = self._data(), self._weights()
+        processed: set[int] = set()
+        found: set[str] = set()
+        for op in self.ops:
+            used = self._layer_weights(op, data, weights)
+            if op.reads & processed:
+                processed.update(op.writes)
+            elif used:
+                found |= used
+                processed.update(op.writes)
+        return found
+
+    def touched(self, names: Iterable[str], *, random: bool = True) -> set[str]:
+        """Named tensors that meet a value which depends on one of `names` (or, if asked, on chance).
+
+        Those are the tensors after the first member tensor; every other buffer belongs to the shared prefix.
+        """
+        chosen = set(names)
+        tainted = {value for value, name in self.names.items() if name in chosen}
+        met: set[str] = set()
+        weights = self._weights()
+        for op in self.ops:
+            if op.reads & tainted or (random and op.random):
+                tainted.update(op.writes)
+                for value in op.reads:
+                    met |= weights.get(value, set())
+        return met
+
+    def _data(self) -> set[int]:
+        """Values that depend on the network's input."""
+        data = set(self.inputs)
+        for op in self.ops:
+            if op.reads & data:
+                data.update(op.writes)
+        return data
+
+    def _weights(self) -> dict[int, set[str]]:
+        """For each value made from parameters and buffers alone (views, casts, reparametrisations), which."""
+        data = self._data()
+        made: dict[int, set[str]] = {value: {name} for value, name in self.names.items()}
+        for op in self.ops:
+            if op.reads & data:
+                continue
+            origin = set().union(*(made.get(value, set()) for value in op.reads)) if op.reads else set()
+            for value in op.writes:
+                made.setdefault(value, set()).update(origin)
+        return made
+
+    @staticmethod
+    def _layer_weights(op: _Op, data: set[int], weights: Mapping[int, set[str]]) -> set[str]:
+        if not op.reads & data or not any(layer in op.name for layer in _LAYERS):
+            return set()
+        return set().union(*(weights.get(value, set()) for value in op.reads - data))
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+        self._value: dict[int, int] = {}
+        self._alive: list[Tensor] = []  # an id is only unique while its tensor lives
+        self._sharing: dict[int, list[Tensor]] = {}
+        self._count = 0
+
+    def value(self, tensor: Tensor) -> int:
+        if id(tensor) not in self._value:
+            self._alive.append(tensor)
+            self._value[id(tensor)] = self._next()
+            self._sharing.setdefault(_memory(tensor), []).append(tensor)
+        return self._value[id(tensor)]
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _overwrite(self, tensor: Tensor) -> int:
+        """A tensor changed in place: it, and all that share its memory, hold a new value of the same name."""
+        self.value(tensor)
+        new = self._next()
+        for alias in self._sharing[_memory(tensor)]:
+            old = self._value[id(alias)]
+            if old in self.trace.names:
+                self.trace.names[new] = self.trace.names[old]
+            self._value[id(alias)] = new
+        return new
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        reads = frozenset(self.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        before = torch.get_rng_state() if seeded else None
+        out = func(*args, **kwargs)
+        random = before is not None and not torch.equal(before, torch.get_rng_state())
+        mutated = _mutated(func, args, kwargs)
+        changed = {id(t) for t in mutated}
+        written = [self._overwrite(t) for t in mutated]
+        written += [self.value(t) for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in changed]
+        self.trace.ops.append(_Op(str(func), reads, tuple(written), random))
+        return out
+
+
+def _memory(tensor: Tensor) -> int:
+    """What tensors that share memory have in common; a tensor without memory shares with none."""
+    address = 0 if tensor.device.type == "meta" else tensor.untyped_storage().data_ptr()
+    return address or -id(tensor)
+
+
+def _mutated(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    return [
+        leaf
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for leaf in tree_leaves(given.get(argument.name))
+        if isinstance(leaf, Tensor)
+    ]
+
+
+def trace(
+    network: nn.Module, args: tuple, kwargs: Mapping[str, Any], select: Callable[[Any], Tensor]
+) -> Trace:
+    """Run `select(network(*args, **kwargs))` once, without gradients, and return what it did.
+
+    Buffers may change as in any forward pass: give a copy of the network.
+    """
+    result = Trace()
+    recorder = _Recorder(result)
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        result.names[recorder.value(tensor)] = name
+    result.inputs = {recorder.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+    with torch.no_grad(), recorder:
+        out = select(network(*args, **kwargs))
+        result.outputs = {recorder.value(out)}
+    return result

@@ -1,0 +1,281 @@
+"""The waist of covey: what a parameterization is, and what an ensemble of networks can do.
+
+    member k's tensors   w_k = h(theta, phi_k)      theta shared by all members, phi_k its own
+
+A `Parameterization` is h for some of the network's tensors; an `Ensemble` is a hollow network (the skeleton), the
+parameterizations that generate its parameters, and its buffers. Nothing here knows any method or architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from covey import run as runs
+from covey.combine import Prediction, Regression, gaussian
+from covey.coverage import Coverage
+from covey.edit.anatomy import Anatomy, Output, pick
+from covey.edit.layers import fill, hollow, slots
+from covey.errors import CollapseError, OptionError
+from covey.tensors import Buffers
+
+
+@dataclass
+class Group:
+    """Parameters that an optimiser treats alike: factors of the learning rate and of the weight decay."""
+
+    parameters: list[nn.Parameter]
+    kind: str  # "shared" or "member"
+    lr: float = 1.0
+    decay: float = 1.0
+
+
+class Parameterization(nn.Module):
+    """h for a set of tensors: holds theta and phi, and generates what the skeleton needs by name.
+
+    Subclasses set `names`, `role` (a word for the coverage table) and `varies` (whether members differ).
+    """
+
+    names: tuple[str, ...]
+    role: str
+    varies: bool = True
+    gamma: float = 1.0  # factor of the gradient of theta
+
+    def member(self, k: int) -> dict[str, Tensor]:
+        """Member k's tensors by name."""
+        raise NotImplementedError
+
+    def stacked(self, members: Sequence[int]) -> dict[str, Tensor]:
+        """Several members' tensors by name, each (len(members), *shape)."""
+        each = [self.member(k) for k in members]
+        return {name: torch.stack([tensors[name] for tensors in each]) for name in self.names}
+
+    def groups(self) -> list[Group]:
+        """Every parameter, in exactly one group."""
+        raise NotImplementedError
+
+    def numbers(self, name: str) -> int:
+        """How many numbers are stored for the tensor `name`, all members together."""
+        raise NotImplementedError
+
+    def note(self, name: str) -> str:
+        """What a user should know of the tensor `name`, for the coverage table."""
+        return ""
+
+    def collapsed(self) -> dict[str, Tensor]:
+        """The members' average by name; a CollapseError says why where an average means nothing."""
+        raise CollapseError(f"{self.role} tensors have no average that means anything.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Options of a way to build an ensemble out of a network. Each method is a frozen dataclass in its own file."""
+
+    members: int = 4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.members, int) or self.members < 1:
+            raise OptionError(f"members is the number of networks, at least 1; got {self.members!r}.")
+
+    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
+        """An ensemble out of one network, or of several that differ. Draws from the global random state."""
+        raise NotImplementedError
+
+
+@dataclass
+class About:
+    """What an ensemble remembers of how it was made and how its output is read."""
+
+    output: Output = None
+    task: str = "classification"
+    class_dim: int | None = None
+    seed: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Ensemble(nn.Module):
+    """M networks that share what their method lets them share.
+
+    Args:
+        method: the options it was built with.
+        bodies: the network, or M networks where members differ in shape.
+        parts: parameterizations by name, which together generate every parameter.
+    """
+
+    def __init__(
+        self, method: Method, bodies: Sequence[Anatomy], parts: Mapping[str, Parameterization]
+    ) -> None:
+        super().__init__()
+        self.method = method
+        self.members = method.members
+        self.parts = nn.ModuleDict(parts)
+        self._skeletons = tuple(hollow(body.network) for body in bodies)  # a tuple hides them from nn.Module
+        self._slots = tuple(slots(skeleton) for skeleton in self._skeletons)
+        varying = [name for part in parts.values() if part.varies for name in part.names]
+        counts = [self.members] if len(bodies) == 1 else [1] * len(bodies)
+        self.state = nn.ModuleList(
+            Buffers(body, body.shared_buffers(varying), count)
+            for body, count in zip(bodies, counts, strict=True)
+        )
+        self.records = [body.record() for body in bodies]
+        extra = {key: value for body in bodies for key, value in body.extra.items()}
+        self.about = About(output=bodies[0].output, extra=extra)
+        self.calibration: Any = None
+        self.runs = {"train": "auto", "eval": "auto"}
+        self.memory_format = torch.contiguous_format
+        self.train(bodies[0].network.training)
+
+    # --- running -----------------------------------------------------------------------------------------
+
+    def forward(
+        self, *args: Any, members: Sequence[int] | None = None, per_member: bool = False, **kwargs: Any
+    ) -> Tensor:
+        """Members' outputs, (M, B, ...).
+
+        Args:
+            *args: what one network takes; with `per_member`, every tensor has a leading axis M.
+            members: run only these, in this order; all by default.
+            per_member: whether each member has an input of its own.
+            **kwargs: likewise.
+        """
+        chosen = range(self.members) if members is None else [self._checked(k) for k in members]
+        inputs = runs.Inputs(args, kwargs, len(chosen) if per_member else None, self.memory_format)
+        return runs.run(self, chosen, inputs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Prediction | Regression:
+        """The combined answer and its uncertainty, in eval mode and without gradients.
+
+        Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one.
+        """
+        with self.evaluating(), torch.no_grad():
+            outputs = self(*args, **kwargs)
+        if self.about.task == "regression":
+            return Regression(outputs)
+        outputs = outputs.movedim(self._class_axis(outputs), -1)
+        if self.about.task == "gaussian":
+            return Regression(*gaussian(outputs))
+        if self.calibration is not None:
+            outputs = self.calibration.apply(outputs)
+        return Prediction(outputs)
+
+    @property
+    def run(self) -> str:
+        """How members are run in the present mode: "loop", "batched", or "auto" until that was measured."""
+        return self.runs["train" if self.training else "eval"]
+
+    @run.setter
+    def run(self, choice: str) -> None:
+        if choice not in ("auto", *runs.RUNS):
+            raise OptionError(f"run is one of 'auto', 'loop', 'batched'; got {choice!r}.")
+        self.runs = {"train": choice, "eval": choice}
+
+    # --- members -----------------------------------------------------------------------------------------
+
+    def skeleton(self, k: int = 0) -> nn.Module:
+        """Member k's network without its tensors."""
+        return self._skeletons[k if len(self._skeletons) > 1 else 0]
+
+    def call(self, k: int, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        """Run member k's skeleton with these tensors; those that the network replaces are replaced in `tensors`."""
+        index = k if len(self._skeletons) > 1 else 0
+        given = {place: tensors[name] for place, name in self._slots[index].items()}
+        # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
+        result = functional_call(self._skeletons[index], given, args, kwargs, tie_weights=False)
+        tensors.update({name: given[place] for place, name in self._slots[index].items()})
+        return pick(result, self.about.output)
+
+    def buffers_of(self, k: int) -> tuple[Buffers, int]:
+        """Where member k's buffers are: the store and the row."""
+        return (self.state[k], 0) if len(self.state) > 1 else (self.state[0], k)  # type: ignore[return-value]
+
+    def tensors(self, k: int) -> dict[str, Tensor]:
+        """Member k's parameters by name, as its parameterizations generate them."""
+        return {name: tensor for part in self.parts.values() for name, tensor in part.member(k).items()}  # type: ignore[operator]
+
+    def member(self, k: int) -> nn.Module:
+        """Member k as a plain network of its own: plain layers, copies of its tensors, no need of covey."""
+        buffers, row = self.buffers_of(self._checked(k))
+        with torch.no_grad():
+            return fill(self.skeleton(k), {**self.tensors(k), **buffers.member(row)})
+
+    def collapse(self) -> nn.Module:
+        """One plain network by averaging the members' weights, where the method allows it."""
+        from covey.deploy.collapse import collapse
+
+        return collapse(self)
+
+    # --- the usual duties of a module ----------------------------------------------------------------------
+
+    def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Parameter groups for any torch optimiser; frozen parameters are left out.
+
+        Members' groups have `members=True`.
+        """
+        found: list[dict[str, Any]] = []
+        for label, part in self.parts.items():
+            for group in part.groups():  # type: ignore[operator]
+                parameters = [p for p in group.parameters if p.requires_grad]
+                if parameters:
+                    found.append(
+                        dict(
+                            params=parameters,
+                            lr=lr * group.lr,
+                            weight_decay=weight_decay * group.decay,
+                            name=label,
+                            members=group.kind == "member",
+                        )
+                    )
+        return found
+
+    @property
+    def coverage(self) -> Coverage:
+        """What became of every tensor of the network, as a table."""
+        return Coverage.of(self)
+
+    def train(self, mode: bool = True) -> Ensemble:
+        """Set train or eval mode, as on any module."""
+        super().train(mode)
+        for skeleton in self._skeletons:
+            skeleton.train(mode)
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Ensemble:
+        """As on any module. A `memory_format` is kept as a flag that converts inputs; weights stay as they are."""
+        self.memory_format = kwargs.pop("memory_format", self.memory_format)
+        return super().to(*args, **kwargs) if args or kwargs else self
+
+    def save(self, folder: str | Path) -> None:
+        """Write the ensemble to a folder, atomically: tensors as safetensors, the rest as JSON, no pickle."""
+        from covey.deploy.store import save
+
+        save(self, folder)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Eval mode for a while; afterwards every module is in the mode it was in."""
+        modes = [(module, module.training) for module in self.modules()]
+        modes += [(module, module.training) for net in self._skeletons for module in net.modules()]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _checked(self, k: int) -> int:
+        if not 0 <= k < self.members:
+            raise OptionError(f"member {k} was asked for; this ensemble has members 0 to {self.members - 1}.")
+        return k
+
+    def _class_axis(self, outputs: Tensor) -> int:
+        """The class axis of (M, B, ...): as set, or 2 for images (B, C, H, W), else the last."""
+        if self.about.class_dim is not None:
+            return self.about.class_dim % (outputs.ndim - 1) + 1
+        return 2 if outputs.ndim > 4 else outputs.ndim - 1

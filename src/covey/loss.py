@@ -1,0 +1,71 @@
+"""The training loss of an ensemble: the sum over members of each member's own mean loss."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from covey.combine import gaussian
+from covey.errors import OptionError
+
+Kind = Literal["cross-entropy", "gaussian", "mse"]
+
+
+def member_losses(
+    outputs: Tensor, targets: Tensor, kind: Kind = "cross-entropy", smoothing: float = 0.0
+) -> Tensor:
+    """Each member's mean loss, (M,).
+
+    Args:
+        outputs: members' outputs, (M, B, ...). Classes are on axis 1 of (B, C, H, W) and more, else on the last.
+        targets: the same for all members, (B, ...), or each member's own, (M, B, ...). Class numbers, or
+            probabilities of the outputs' shape.
+        kind: "cross-entropy" on logits; "gaussian", the negative log-likelihood of means and raw variances
+            side by side on the last axis; "mse", the mean squared error.
+        smoothing: label smoothing for cross-entropy.
+    """
+    if kind == "mse":
+        return (outputs - _for_members(outputs, targets, outputs.shape[1:])).square().flatten(1).mean(1)
+    if kind == "gaussian":
+        mean, variance = gaussian(outputs)
+        goal = _for_members(mean, targets, mean.shape[1:])
+        return F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none").flatten(1).mean(1)
+    if kind != "cross-entropy":
+        raise OptionError(f"kind is 'cross-entropy', 'gaussian' or 'mse'; got {kind!r}.")
+    logits = outputs.movedim(2, -1) if outputs.ndim > 4 else outputs
+    if targets.is_floating_point():
+        goal = _for_members(outputs, targets, outputs.shape[1:])
+        goal = goal.movedim(2, -1) if outputs.ndim > 4 else goal
+        goal = goal.reshape(-1, goal.shape[-1])
+    else:
+        goal = _for_members(logits[..., 0], targets, logits.shape[1:-1]).reshape(-1)
+    flat = logits.reshape(-1, logits.shape[-1])
+    each = F.cross_entropy(flat, goal, reduction="none", label_smoothing=smoothing)
+    return each.view(len(outputs), -1).mean(1)
+
+
+def loss(outputs: Tensor, targets: Tensor, kind: Kind = "cross-entropy", smoothing: float = 0.0) -> Tensor:
+    """The sum over members of their mean losses, a scalar. See `member_losses` for the arguments.
+
+    The sum gives each member's tensors the gradient they would get alone. What the shared tensors get is scaled
+    by the ensemble itself (its method's gamma).
+
+    >>> import torch
+    >>> loss(torch.zeros(3, 2, 10), torch.tensor([1, 7])).item() / 3  # log 10
+    2.3025...
+    """
+    return member_losses(outputs, targets, kind, smoothing).sum()
+
+
+def _for_members(outputs: Tensor, targets: Tensor, single: tuple[int, ...]) -> Tensor:
+    """Targets with the members' axis: as they are, or the same for all."""
+    if targets.shape == outputs.shape:
+        return targets
+    if tuple(targets.shape) == tuple(single):
+        return targets.expand(outputs.shape)
+    raise OptionError(
+        f"targets have shape {tuple(targets.shape)}; for outputs of {len(outputs)} members they should be "
+        f"{tuple(single)}, the same for all, or {tuple(outputs.shape)}, each member's own."
+    )

@@ -1,0 +1,221 @@
+"""Two ways of running an ensemble's members, and the measurement that chooses between them.
+
+`loop` calls the skeleton once a member with that member's tensors; it works for every network and is the reference.
+`batched` calls it once for all members under `torch.func.vmap`; what comes before the first member tensor is
+computed once. `auto` measures both on the first input, in the mode at hand, and keeps the faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from covey.errors import ConversionError, OptionError
+
+if TYPE_CHECKING:
+    from covey.ensemble import Ensemble
+
+
+@dataclass
+class Inputs:
+    """What the members get: the same for all, or (with `count`) tensors that have a leading axis of that size."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    count: int | None = None
+    memory_format: torch.memory_format = torch.contiguous_format
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            for leaf in self.leaves():
+                if leaf.ndim == 0 or len(leaf) != self.count:
+                    raise OptionError(
+                        f"per_member=True needs tensors with a leading axis of {self.count} members; "
+                        f"got one of shape {tuple(leaf.shape)}."
+                    )
+        if self.memory_format != torch.contiguous_format and self.count is None:
+            self.args, self.kwargs = tree_map(self._formatted, (self.args, self.kwargs))
+
+    def leaves(self) -> list[Tensor]:
+        """All tensors in it."""
+        return [leaf for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Tensor)]
+
+    def of(self, i: int) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of the i-th of the members that run."""
+        if self.count is None:
+            return self.args, self.kwargs
+        return tree_map(
+            lambda leaf: self._formatted(leaf[i]) if isinstance(leaf, Tensor) else leaf,
+            (self.args, self.kwargs),
+        )
+
+    def _formatted(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.ndim == 4 and self.memory_format == torch.channels_last:
+            return leaf.contiguous(memory_format=torch.channels_last)
+        return leaf
+
+
+def run(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
+    """Members' outputs, (len(members), B, ...), in the ensemble's way of running."""
+    choice = ensemble.run
+    if choice == "auto":
+        choice = _choose(ensemble, members, inputs)
+    return RUNS[choice](ensemble, members, inputs)
+
+
+def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
+    """Call the skeleton once for each member; one member's tensors exist at a time."""
+    outputs = []
+    copies: dict[int, list[dict[str, Tensor]]] = {}
+    for i, k in enumerate(members):
+        buffers, row = ensemble.buffers_of(k)
+        before = buffers.member(row)
+        if ensemble.training:
+            before |= buffers.copies()
+        tensors = {**ensemble.tensors(k), **before}
+        args, kwargs = inputs.of(i)
+        outputs.append(ensemble.call(k, tensors, args, kwargs))
+        buffers.write(row, before, tensors)
+        copies.setdefault(k if row == 0 and len(ensemble.state) > 1 else 0, []).append(tensors)
+    if ensemble.training:
+        for index, after in copies.items():
+            ensemble.buffers_of(index)[0].merge(after)
+    return torch.stack(outputs)
+
+
+def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
+    """Call the skeleton once for all members, vectorised over their tensors."""
+    if len(ensemble.state) > 1:
+        raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
+    buffers, _ = ensemble.buffers_of(0)
+    fixed = {n: t for part in ensemble.parts.values() if not part.varies for n, t in part.member(0).items()}
+    varying = {n: t for p in ensemble.parts.values() if p.varies for n, t in p.stacked(members).items()}
+    if inputs.count is not None:
+        varying = _without_padding(ensemble.skeleton(), varying)
+    own = {name: tensor[list(members)] for name, tensor in buffers.own.items()}
+    copies = buffers.copies() if ensemble.training else {}
+    fixed |= dict(buffers.shared.items())
+    if inputs.count is not None or not varying:
+        # members see other data or other random numbers, so each needs a copy of the shared buffers of its own
+        own |= {name: torch.stack([tensor] * len(members)) for name, tensor in copies.items()}
+    else:
+        fixed |= copies
+    leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
+    mapped = [leaf for leaf in leaves if isinstance(leaf, Tensor)] if inputs.count is not None else []
+
+    def one(_: Tensor, varying: dict[str, Tensor], own: dict[str, Tensor], mapped: list[Tensor]) -> Any:
+        tensors = {**fixed, **varying, **own}
+        given = iter(mapped)
+        here = [next(given) if mapped and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = tree_unflatten(here, structure)
+        output = ensemble.call(0, tensors, args, kwargs)
+        for name in copies:
+            if name not in own:
+                fixed[name] = tensors[name]
+        return output, {name: tensors[name] for name in own}
+
+    # the index keeps vmap content where nothing else is mapped
+    index = torch.arange(len(members))
+    with _batchable_attention():
+        outputs, after = vmap(one, randomness="different")(index, varying, own, mapped)
+    if ensemble.training:
+        _write_back(ensemble, members, after, {name: fixed[name] for name in copies if name not in own})
+    return outputs
+
+
+@contextmanager
+def _batchable_attention() -> Iterator[None]:
+    """Attention by plain products: torch has no batching rule for its fused kernels and would run them one by one."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _without_padding(skeleton: nn.Module, varying: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Keep gradients off embeddings' padding rows, which vmap forgets where tokens are the members' own."""
+    for path, module in skeleton.named_modules():
+        name = f"{path}.weight".removeprefix(".")
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and name in varying:
+            rows = torch.arange(module.num_embeddings, device=varying[name].device)[:, None]
+            weight = varying[name]
+            varying[name] = torch.where(rows == module.padding_idx, weight.detach(), weight)
+    return varying
+
+
+@torch.no_grad()
+def _write_back(
+    ensemble: Ensemble, members: Sequence[int], after: dict[str, Tensor], once: dict[str, Tensor]
+) -> None:
+    buffers, _ = ensemble.buffers_of(0)
+    for name, tensor in buffers.own.items():
+        tensor[list(members)] = after[name]
+    if buffers.changing:
+        rows = [
+            {**once, **{n: after[n][i] for n in buffers.changing if n in after}} for i in range(len(members))
+        ]
+        buffers.merge(rows[:1] if once else rows)
+
+
+RUNS: dict[str, Callable[[Ensemble, Sequence[int], Inputs], Tensor]] = {"loop": loop, "batched": batched}
+
+
+def _choose(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> str:
+    """Loop where there is nothing to gain or no time to measure, else what is measured faster."""
+    if torch.compiler.is_compiling() or len(members) < ensemble.members or ensemble.members == 1:
+        return "loop"
+    if len(ensemble.state) > 1:
+        choice = "loop"
+    else:
+        choice = tune(ensemble, members, inputs)
+    ensemble.runs["train" if ensemble.training else "eval"] = choice
+    return choice
+
+
+def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: int = 5) -> str:
+    """Time both runs on these inputs, with a backward pass if gradients are on, and name the faster.
+
+    Buffers and random state are as before afterwards. Stops early once one is clearly ahead.
+    """
+    state = {name: tensor.clone() for name, tensor in ensemble.state.named_buffers()}
+    best = {}
+    with torch.random.fork_rng(devices=[d for d in range(torch.cuda.device_count())]):
+        try:
+            best["loop"] = _seconds(ensemble, loop, members, inputs)
+            try:
+                best["batched"] = _seconds(ensemble, batched, members, inputs)
+            except Exception:  # a network that vmap cannot carry; what the loop accepts is good input
+                return "loop"
+            for _ in range(repeats):
+                for name, way in RUNS.items():
+                    best[name] = min(best[name], _seconds(ensemble, way, members, inputs))
+                if max(best.values()) > 1.5 * min(best.values()):
+                    break
+        finally:
+            with torch.no_grad():
+                for name, tensor in ensemble.state.named_buffers():
+                    tensor.copy_(state[name])
+    return min(best, key=best.__getitem__)
+
+
+def _seconds(ensemble: Ensemble, way: Callable, members: Sequence[int], inputs: Inputs) -> float:
+    start = time.perf_counter()
+    outputs = way(ensemble, members, inputs)
+    if outputs.requires_grad:
+        parameters = [p for p in ensemble.parameters() if p.requires_grad]
+        torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
+    if outputs.device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter() - start
