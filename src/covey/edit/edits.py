@@ -28,12 +28,14 @@ def apply_edits(network: nn.Module, edits: Edits) -> nn.Module:
         network: the original network, as it was when the edits were made.
         edits: what `narrow` recorded, possibly read back from JSON.
     """
-    tensors = dict(network.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = dict(network.named_parameters(remove_duplicate=False))
     tensors.update(network.named_buffers(remove_duplicate=False))
     memo: dict[int, Any] = {}
     for name, shape in edits["tensors"].items():
         if name not in tensors:
-            raise ConversionError(f"The edits name a tensor '{name}' that the network lacks{suggest(name, tensors)}.")
+            raise ConversionError(
+                f"The edits name a tensor '{name}' that the network lacks{suggest(name, tensors)}."
+            )
         if len(shape) != tensors[name].dim():
             raise ConversionError(
                 f"The edits give '{name}' the shape {tuple(shape)}, but the network's has {tensors[name].dim()} axes; "

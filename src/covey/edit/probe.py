@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from covey.edit.rules import Facts, Shortcuts, recurrent_cell_forward, recurrent_forward
+from covey.edit.rules import Facts, Shortcuts, mark_data, recurrent_cell_forward, recurrent_forward
 from covey.edit.symbols import Recorder, Size, Where, user_line
 from covey.errors import ConversionError
 
@@ -167,7 +167,7 @@ def _symbols_for_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]
         *skeleton.named_buffers(remove_duplicate=False),
     ]
     for name, tensor in named:
-        path, _, short = name.rpartition(".")
+        path = name.rpartition(".")[0]
         kernel = 2 if isinstance(skeleton.get_submodule(path), nn.modules.conv._ConvNd) else tensor.dim()
         if id(tensor) not in made:
             sizes = [
@@ -183,4 +183,6 @@ def _symbols_for_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]
 def _symbolic_input(leaf: Any, recorder: Recorder) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    return torch.empty([recorder.from_data(size) for size in leaf.shape], dtype=leaf.dtype, device="cpu")
+    return mark_data(
+        torch.empty([recorder.from_data(size) for size in leaf.shape], dtype=leaf.dtype, device="cpu")
+    )

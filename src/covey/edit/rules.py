@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from covey.edit.symbols import Recorder, Size, as_int, expression, user_line
 
@@ -59,12 +60,13 @@ class Shortcuts(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _SAME_SHAPE:
-            return torch.empty(args[0].shape, dtype=_float(args[0]))
+            return args[0].new_empty(args[0].shape, dtype=_float(args[0]))
         rule = self.table.get(func)
         return rule(*args, **kwargs) if rule else func(*args, **kwargs)
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         self.recorder.width(*weight.shape)
+        self.recorder.sum_over(weight.shape[-1])
         self.recorder.equate(input.shape[-1], weight.shape[-1])
         if bias is not None:
             self.recorder.equate(bias.shape[0], weight.shape[0])
@@ -82,6 +84,7 @@ class Shortcuts(TorchFunctionMode):
     ) -> Tensor:
         rec, rank = self.recorder, weight.dim() - 2
         rec.width(*weight.shape[:2])
+        rec.sum_over(weight.shape[1] * groups)
         rec.equate(input.shape[-rank - 1], weight.shape[1] * groups)
         rec.divide(weight.shape[0], groups)
         if bias is not None:
@@ -91,7 +94,11 @@ class Shortcuts(TorchFunctionMode):
         for axis in range(rank):
             kernel, size = as_int(weight.shape[2 + axis]), as_int(input.shape[axis - rank])
             reach = dilation[axis] * (kernel - 1)
-            pad = {"same": reach, "valid": 0}[padding] if isinstance(padding, str) else 2 * _each(padding, rank)[axis]
+            pad = (
+                {"same": reach, "valid": 0}[padding]
+                if isinstance(padding, str)
+                else 2 * _each(padding, rank)[axis]
+            )
             space.append(rec.from_data((size + pad - reach - 1) // stride[axis] + 1))
         return input.new_empty((*input.shape[: -rank - 1], weight.shape[0], *space))
 
@@ -108,6 +115,7 @@ class Shortcuts(TorchFunctionMode):
     ) -> Tensor:
         rec, rank = self.recorder, weight.dim() - 2
         rec.width(*weight.shape[:2])
+        rec.sum_over(weight.shape[0])
         rec.equate(input.shape[-rank - 1], weight.shape[0])
         rec.divide(weight.shape[0], groups)
         if bias is not None:
@@ -120,7 +128,7 @@ class Shortcuts(TorchFunctionMode):
         return input.new_empty((*input.shape[: -rank - 1], weight.shape[1] * groups, *space))
 
     def _pad(self, input: Tensor, pad: Sequence[Size], *rest: Any, **options: Any) -> Tensor:
-        shape = list(input.shape)
+        shape: list[Size] = list(input.shape)
         for i in range(len(pad) // 2):
             size = shape[-1 - i] + pad[2 * i] + pad[2 * i + 1]
             inside = isinstance(shape[-1 - i], torch.SymInt) and not self.recorder.is_data(shape[-1 - i])
@@ -133,7 +141,9 @@ class Shortcuts(TorchFunctionMode):
                 self.recorder.equate(input.shape[1], tensor.shape[0])
         return input.new_empty(input.shape)
 
-    def _layer_norm(self, input: Tensor, normalized_shape: Sequence[Size], *tensors: Any, **options: Any) -> Tensor:
+    def _layer_norm(
+        self, input: Tensor, normalized_shape: Sequence[Size], *tensors: Any, **options: Any
+    ) -> Tensor:
         for axis, size in enumerate(normalized_shape):
             self.recorder.equate(input.shape[axis - len(normalized_shape)], size)
             for tensor in (*tensors, *options.values()):
@@ -149,6 +159,7 @@ class Shortcuts(TorchFunctionMode):
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
         rec = self.recorder
+        rec.sum_over(query.shape[-1], value.shape[-1])
         rec.equate(query.shape[-1], key.shape[-1])
         rec.equate(key.shape[-2], value.shape[-2])
         grouped = options.get("enable_gqa", False)
@@ -158,6 +169,13 @@ class Shortcuts(TorchFunctionMode):
                 rec.divide(query.shape[axis], key.shape[axis])
             elif as_int(query.shape[axis]) == as_int(key.shape[axis]):
                 rec.equate(query.shape[axis], key.shape[axis])
+        scores = (*query.shape[:-1], key.shape[-2])
+        mask = rest[0] if rest else options.get("attn_mask")
+        for size, wanted in zip(
+            reversed(mask.shape if mask is not None else ()), reversed(scores), strict=False
+        ):
+            if as_int(size) > 1:
+                rec.equate(size, wanted)
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
@@ -178,6 +196,9 @@ class Facts(TorchDispatchMode):
             for matrix in args[_CONTRACT[packet] :][:2]:
                 if not any(rec.is_data(size) for size in matrix.shape):
                     rec.width(*matrix.shape[-2:])
+            rec.sum_over(args[_CONTRACT[packet]].shape[-1])
+        elif packet in (aten.sum, aten.mean) and len(args) > 1 and args[1]:
+            rec.sum_over(*(args[0].shape[dim] for dim in args[1]))
         elif packet is aten.cat:
             _cat(rec, *args)
         elif packet is aten.slice and len(args) > 2:
@@ -194,10 +215,20 @@ class Facts(TorchDispatchMode):
             rec.order(args[0].shape[dim], "sum", tuple(part.shape[dim] for part in out))
         elif packet in _POOL and isinstance(out, Tensor):
             out = _plain_data(rec, out)
+        if any(carries_data(leaf) for leaf in tree_leaves(args)):
+            tree_map(mark_data, out)
         return out
 
 
-_LOOKED_UP = {aten.embedding, aten.index, aten.index_select, aten.gather, aten.take, aten.scatter, aten.index_put}
+_LOOKED_UP = {
+    aten.embedding,
+    aten.index,
+    aten.index_select,
+    aten.gather,
+    aten.take,
+    aten.scatter,
+    aten.index_put,
+}
 _CONTRACT = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 _RESHAPE = {aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias}
 _SPLIT = {aten.split, aten.split_with_sizes, aten.chunk}
@@ -205,6 +236,18 @@ _POOL = {
     aten.max_pool2d, aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d, aten.upsample_nearest2d,
     aten.upsample_bilinear2d, aten.upsample_bicubic2d, aten.upsample_nearest1d, aten.reflection_pad2d,
 }  # fmt: skip
+
+
+def mark_data(leaf: Any) -> Any:
+    """Mark a tensor as computed from the network's input, and not from parameters alone."""
+    if isinstance(leaf, Tensor):
+        leaf.covey_data = True  # type: ignore[attr-defined]
+    return leaf
+
+
+def carries_data(leaf: Any) -> bool:
+    """Whether a tensor was computed from the network's input."""
+    return isinstance(leaf, Tensor) and getattr(leaf, "covey_data", False)
 
 
 def _looked_up(rec: Recorder, packet: Any, args: tuple) -> None:
@@ -222,9 +265,10 @@ def _cat(rec: Recorder, tensors: Sequence[Tensor], dim: int = 0) -> None:
     tensors = [tensor for tensor in tensors if tensor.dim() > 1 or as_int(tensor.shape[0])]
     parts = tuple(tensor.shape[dim] for tensor in tensors)
     if any(rec.is_data(part) for part in parts):
-        for part in parts:
-            rec.position(part)
-    elif any(isinstance(part, torch.SymInt) for part in parts):
+        for tensor, part in zip(tensors, parts, strict=True):
+            if not carries_data(tensor):
+                rec.position(part)  # class tokens and the like, put next to the data
+    if any(isinstance(part, torch.SymInt) for part in parts):
         rec.order(sum(parts[1:], parts[0]), "sum", parts)
 
 
@@ -284,13 +328,17 @@ def recurrent_forward(module: nn.RNNBase, recorder: Recorder) -> Callable[..., A
 
     def forward(input: Tensor, hx: Any = None) -> Any:
         width = input.shape[-1]
+        recorder.equate(width, module.input_size)
         for layer in range(module.num_layers):
             for suffix in ("", "_reverse")[:directions]:
                 tensors = {k: t for k, t in module._parameters.items() if k.endswith(f"_l{layer}{suffix}")}
                 for name, tensor in tensors.items():
                     assert tensor is not None
                     recorder.width(*tensor.shape)
-                    recorder.equate(tensor.shape[0], answer if name.startswith("weight_hr") else gates * hidden)
+                    recorder.sum_over(hidden, *tensor.shape[1:])
+                    recorder.equate(
+                        tensor.shape[0], answer if name.startswith("weight_hr") else gates * hidden
+                    )
                     recorder.order(tensor.shape[0], "product", (gates, hidden)) if "hr" not in name else None
                     if "weight" in name:
                         columns = width if "_ih" in name else hidden if "_hr" in name else answer
@@ -313,10 +361,12 @@ def recurrent_cell_forward(module: nn.RNNCellBase, recorder: Recorder) -> Callab
     hidden = module.hidden_size
 
     def forward(input: Tensor, hx: Any = None) -> Any:
+        recorder.equate(input.shape[-1], module.input_size)
         for name, tensor in module._parameters.items():
             if tensor is None:
                 continue
             recorder.width(*tensor.shape)
+            recorder.sum_over(hidden, *tensor.shape[1:])
             recorder.equate(tensor.shape[0], gates * hidden)
             recorder.order(tensor.shape[0], "product", (gates, hidden))
             if "weight" in name:

@@ -19,7 +19,7 @@ from covey.errors import ConversionError
 _TRIES = 20_000
 
 
-class TooNarrow(ConversionError):
+class TooNarrowError(ConversionError):
     """A layer would be left with less than one channel."""
 
     def __init__(self, layer: str, size: int, ratio: float) -> None:
@@ -37,9 +37,13 @@ class System:
     Args:
         original: size of every symbol in the original network.
         solved: symbols written in terms of others.
+        reasons: the line that each was solved by.
         multiples: pairs (a, b) where a must stay a multiple of b.
-        fixed: symbols that the data decide.
-        heads: symbols that count attention heads (scaled), groups: other counts (kept).
+        data: symbols that the input decides.
+        heads: symbols that count attention heads (scaled).
+        groups: other counts (kept).
+        attributes: symbols of modules' attributes.
+        widths: free symbols that belong to a weight and are summed over.
     """
 
     original: dict[sympy.Symbol, int]
@@ -49,6 +53,7 @@ class System:
     data: set[sympy.Symbol] = field(default_factory=set)
     heads: set[sympy.Symbol] = field(default_factory=set)
     groups: set[sympy.Symbol] = field(default_factory=set)
+    attributes: set[sympy.Symbol] = field(default_factory=set)
     widths: set[sympy.Symbol] = field(default_factory=set)
 
     def resolve(self, expr: sympy.Expr) -> sympy.Expr:
@@ -81,7 +86,7 @@ class System:
         if not candidates:
             return
         symbol = max(candidates, key=lambda s: (self._rank(gap, s, slopes[s]), self.original[s], str(s)))
-        slope = slopes[symbol]
+        slope = slopes[symbol] or sympy.S.One  # never None here: candidates are linear
         value = symbol - gap / slope
         self.solved[symbol] = sympy.expand(value) if slope.is_Number else sympy.cancel(value)
         self.reasons[symbol] = where
@@ -91,7 +96,7 @@ class System:
         counts = self.heads | self.groups
         if symbol in counts:
             return 4 if slope.is_Number and gap.free_symbols - counts - self.data else 0
-        if slope.free_symbols & counts:
+        if slope.free_symbols & counts or (symbol in self.attributes and slope.free_symbols - self.data):
             return 3  # the width of a head: the heads and the whole width stay free
         return 2 if slope.is_Number and abs(slope) == 1 else 1
 
@@ -104,8 +109,12 @@ def eliminate(found: Probe) -> System:
     """Solve the equations that a probe recorded."""
     rec = found.recorder
     system = System(dict(rec.sizes), data=set(rec.data), heads=found.heads, groups=found.groups)
+    for sizes in found.attributes.values():
+        each = sizes if isinstance(sizes, tuple) else (sizes,)
+        system.attributes |= {symbol for size in each for symbol in expression(size).free_symbols}
     system.multiples = [
-        (exact(a, rec.sizes, system.multiples), exact(b, rec.sizes, system.multiples)) for a, b in rec.multiples
+        (exact(a, rec.sizes, system.multiples), exact(b, rec.sizes, system.multiples))
+        for a, b in rec.multiples
     ]
     pairs = [
         (exact(e.left, rec.sizes, system.multiples), exact(e.right, rec.sizes, system.multiples), e.where)
@@ -115,8 +124,9 @@ def eliminate(found: Probe) -> System:
     pairs.sort(key=lambda pair: len(pair[0].free_symbols) + len(pair[1].free_symbols) > 2)
     for left, right, where in pairs:
         system.equate(left, right, where)
+    summed = {symbol for expr in rec.summed for symbol in system.resolve(expr).free_symbols}
     for expr in rec.widths:
-        system.widths |= system.resolve(expr).free_symbols - system.data
+        system.widths |= (system.resolve(expr).free_symbols & summed) - system.data
     for pair in system.multiples:
         used = system.resolve(pair[0]).free_symbols | system.resolve(pair[1]).free_symbols
         if used & system.widths:
@@ -166,7 +176,7 @@ def choose(found: Probe, system: System, ratio: float, heads: str = "round") -> 
                 'or heads="round" or heads="keep".'
             )
         if size * ratio < 1 - 1e-9 and symbol not in system.heads:
-            raise TooNarrow(labels[symbol], size, ratio)
+            raise TooNarrowError(labels[symbol], size, ratio)
         chosen[symbol] = math.ceil(size * ratio - 1e-9)
     if _round_up(system, chosen):
         return chosen
@@ -195,9 +205,7 @@ def _round_up(system: System, chosen: dict[sympy.Symbol, int]) -> bool:
     return False
 
 
-def _divides(
-    system: System, demand: tuple[sympy.Expr, sympy.Expr], chosen: dict[sympy.Symbol, int]
-) -> bool:
+def _divides(system: System, demand: tuple[sympy.Expr, sympy.Expr], chosen: dict[sympy.Symbol, int]) -> bool:
     values = {**system.original, **chosen}
     top, bottom = (sympy.Rational(part.xreplace(values)) for part in demand)
     return bottom != 0 and (top / bottom).is_integer and top / bottom > 0
@@ -209,7 +217,9 @@ def new_size(system: System, size: Size, chosen: dict[sympy.Symbol, int]) -> int
         return size
     value = system.value(expression(size), chosen)
     if value.q != 1 or value <= 0:
-        raise ConversionError(f"A size came out as {value}, which is no size; give the narrow network yourself.")
+        raise ConversionError(
+            f"A size came out as {value}, which is no size; give the narrow network yourself."
+        )
     return int(value)
 
 

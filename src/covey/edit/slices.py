@@ -57,7 +57,8 @@ def channels(found: Probe, system: System, size_of: Callable[[Size], int]) -> Ch
         return Axis(old, new, str(expr))
 
     return {
-        name: tuple(axis(expression(size), frozenset()) for size in shape) for name, shape in found.tensors.items()
+        name: tuple(axis(expression(size), frozenset()) for size in shape)
+        for name, shape in found.tensors.items()
     }
 
 
@@ -87,7 +88,7 @@ def slice_weights(
     """
     if not 0 <= member < members:
         raise OptionError(f"member must be from 0 to {members - 1}; got {member}.")
-    tensors = dict(network.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = dict(network.named_parameters(remove_duplicate=False))
     tensors.update(network.named_buffers(remove_duplicate=False))
     scores = _importance(tensors, axes) if by == "importance" else {}
     generator = torch.Generator().manual_seed(seed)
@@ -129,7 +130,9 @@ def _index(axis: Axis, chosen: dict[str, Tensor]) -> Tensor:
     index = torch.zeros(1, dtype=torch.long)
     if axis.kind == "sum":
         offsets = [sum(part.old for part in axis.parts[:i]) for i in range(len(axis.parts))]
-        return torch.cat([_index(part, chosen) + start for part, start in zip(axis.parts, offsets, strict=True)])
+        return torch.cat(
+            [_index(part, chosen) + start for part, start in zip(axis.parts, offsets, strict=True)]
+        )
     for part in axis.parts:
         index = (index[:, None] * part.old + _index(part, chosen)[None]).flatten()
     return index

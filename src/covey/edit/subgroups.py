@@ -37,7 +37,9 @@ def add_subgroups(
     """
     left_alone = first_convolutions(small, args, kwargs)
     for path, module in small.named_modules():
-        if not isinstance(module, nn.modules.conv._ConvNd) or isinstance(module, nn.modules.conv._ConvTransposeNd):
+        if not isinstance(module, nn.modules.conv._ConvNd) or isinstance(
+            module, nn.modules.conv._ConvTransposeNd
+        ):
             continue
         if path in left_alone or module.in_channels == module.groups > 1:
             continue
@@ -67,8 +69,8 @@ def allowed_groups(inputs: int, outputs: int, groups: int, gamma: int) -> int:
 def first_convolutions(network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """Paths of the convolutions that read the input, or begin a residual block, by dataflow.
 
-    A convolution begins a block if what it reads, back to the last weighted layer, is also used elsewhere. One that leads
-    to a sum with no other weighted layer between (the shortcut's projection) does not begin the block.
+    A convolution begins a block if what it reads, back to the last weighted layer, is also used elsewhere. One that
+    leads to a sum with no other weighted layer between (the shortcut's projection) does not begin the block.
     """
     skeleton = without_tensors(network).eval()
     inputs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, kwargs))

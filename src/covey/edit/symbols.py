@@ -79,6 +79,7 @@ class Recorder(ShapeEnv):
         self.equations: list[Equation] = []
         self.multiples: list[tuple[sympy.Expr, sympy.Expr]] = []
         self.widths: set[sympy.Expr] = set()
+        self.summed: set[sympy.Expr] = set()
         self.orders: dict[sympy.Expr, tuple[str, tuple[Size, ...]]] = {}
         self.seen: dict[str, set[sympy.Expr]] = {}
         self._met: set[tuple[sympy.Expr, sympy.Expr]] = set()
@@ -127,6 +128,10 @@ class Recorder(ShapeEnv):
         """Write down that these axes belong to a layer's weight, so they are widths."""
         self.widths.update(expression(size) for size in sizes if isinstance(size, torch.SymInt))
 
+    def sum_over(self, *sizes: Size) -> None:
+        """Write down that an operation sums over these axes. A width that nothing sums over is an answer of its own."""
+        self.summed.update(expression(size) for size in sizes if isinstance(size, torch.SymInt))
+
     def order(self, size: Size, kind: str, parts: tuple[Size, ...]) -> None:
         """Write down how an axis is put together: "sum" of parts one after another, or "product" of nested ones."""
         if isinstance(size, torch.SymInt):
@@ -137,6 +142,8 @@ class Recorder(ShapeEnv):
     ) -> sympy.Basic:
         """Answer by the size in the original network (PyTorch calls this for every question)."""
         answer = sym_node.hint
+        if answer is None:
+            raise RuntimeError("the network decides by the values of its data, which symbols do not have")
         if isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom):
             self._learn(sym_node.expr, bool(answer))
             return sympy.true if answer else sympy.false

@@ -37,7 +37,7 @@ class Narrowed:
     Args:
         network: the plain narrow network, with the leading channels of the original's weights.
         edits: shapes and attributes that changed, in plain data (see `apply_edits`).
-        rounded: for each size that is not exactly ratio x the original's: original, wanted and new size.
+        rounded: sizes that had to be rounded up: original, wanted and new size.
         channels: which original channels the narrow ones can be cut from, for `slice_weights`.
     """
 
@@ -96,7 +96,8 @@ def narrow(
     if groups > 1:
         small = add_subgroups(network, small, edits, args, kwargs, groups)
     check_runs(small, network, args, kwargs, output)
-    return Narrowed(small, edits, _rounded(found, system, size_of, ratio), channels(found, system, size_of))
+    rounded = _rounded(found, system, chosen, size_of, ratio)
+    return Narrowed(small, edits, rounded, channels(found, system, size_of))
 
 
 def as_inputs(example: Any) -> tuple[tuple, dict[str, Any]]:
@@ -106,7 +107,9 @@ def as_inputs(example: Any) -> tuple[tuple, dict[str, Any]]:
     if isinstance(example, tuple | list):
         return tuple(example), {}
     if not isinstance(example, Tensor):
-        raise OptionError(f"example must be a tensor, a tuple or a dict of inputs; got {type(example).__name__}.")
+        raise OptionError(
+            f"example must be a tensor, a tuple or a dict of inputs; got {type(example).__name__}."
+        )
     return (example,), {}
 
 
@@ -137,7 +140,9 @@ def check_runs(
                 "width there; give the narrow network yourself (narrow=...)."
             ) from problem
         if got != expected:
-            raise ConversionError(f"The narrow network answers with shapes {got}; the original's are {expected}.")
+            raise ConversionError(
+                f"The narrow network answers with shapes {got}; the original's are {expected}."
+            )
 
 
 def _edits(network: nn.Module, found: Probe, size_of: Callable[[Size], int]) -> Edits:
@@ -147,11 +152,11 @@ def _edits(network: nn.Module, found: Probe, size_of: Callable[[Size], int]) -> 
         if shape != [as_int(size) for size in sizes]:
             tensors[name] = shape
     attributes: dict[str, dict[str, Any]] = {}
-    for (path, name), sizes in found.attributes.items():
-        old = [as_int(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
-        new = [size_of(size) for size in (sizes if isinstance(sizes, tuple) else (sizes,))]
-        if new != old:
-            attributes.setdefault(path, {})[name] = new if isinstance(sizes, tuple) else new[0]
+    for (path, name), held in found.attributes.items():
+        each = held if isinstance(held, tuple) else (held,)
+        new = [size_of(size) for size in each]
+        if new != [as_int(size) for size in each]:
+            attributes.setdefault(path, {})[name] = new if isinstance(held, tuple) else new[0]
     for path, exprs in found.recorder.seen.items():
         module = network.get_submodule(path)
         for name, value in vars(module).items():
@@ -183,16 +188,25 @@ def _finish_attributes(small: nn.Module, network: nn.Module, edits: Edits) -> No
 
 
 def _rounded(
-    found: Probe, system: System, size_of: Callable[[Size], int], ratio: float
+    found: Probe, system: System, chosen: dict, size_of: Callable[[Size], int], ratio: float
 ) -> dict[str, tuple[int, float, int]]:
+    """Sizes that differ from what they would be if every free width were exactly ratio x the original's."""
+    scaled = {**system.original, **{symbol: ratio * system.original[symbol] for symbol in chosen}}
     rows: dict[str, tuple[int, float, int]] = {}
-    items = [(f"{name} (axis {axis})", size) for name, sizes in found.tensors.items() for axis, size in enumerate(sizes)]
-    items += [(f"{p}.{n}" if p else n, size) for (p, n), size in found.attributes.items() if not isinstance(size, tuple)]
+    items = [
+        (f"{name} (axis {axis})", size)
+        for name, sizes in found.tensors.items()
+        for axis, size in enumerate(sizes)
+    ]
+    items += [
+        (f"{p}.{n}" if p else n, size)
+        for (p, n), size in found.attributes.items()
+        if not isinstance(size, tuple)
+    ]
     for label, size in items:
-        moves = system.resolve(expression(size)).free_symbols & (system.widths - system.groups)
-        new = size_of(size)
-        if moves and abs(new - ratio * as_int(size)) > 1e-9:
-            rows[label] = (as_int(size), ratio * as_int(size), new)
+        wanted = float(system.resolve(expression(size)).xreplace(scaled))
+        if abs(size_of(size) - wanted) > 1e-6:
+            rows[label] = (as_int(size), wanted, size_of(size))
     return rows
 
 
