@@ -70,7 +70,8 @@ def convert(
         head: the answering layer by name, if it should not be found from `example`.
         stem: the first layer by name, likewise.
         task: "classification" (logits), "regression" (points) or "gaussian" (means and raw variances).
-        class_dim: the class axis of the network's output; by default 1 for (B, C, H, W) and more, else the last.
+        class_dim: the class axis of the network's output; by default where the head puts it, or if the head is not
+            known 1 for (B, C, H, W) and more, else the last.
         seed: of all random choices that conversion makes.
         dry_run: return only the coverage table.
 
@@ -80,7 +81,7 @@ def convert(
     >>> ensemble(torch.zeros(2, 4)).shape
     torch.Size([4, 2, 3])
     """
-    networks = [network] if isinstance(network, nn.Module) else list(network)
+    networks = list(network) if isinstance(network, list | tuple) else [network]
     _check(networks, method, task)
     bodies = [examine(net, example=example, output=output, head=head, stem=stem) for net in networks]
     device_ids = sorted(
@@ -89,6 +90,18 @@ def convert(
     with torch.random.fork_rng(devices=device_ids):
         torch.manual_seed(seed)
         ensemble = method.build(bodies)
+    if (
+        method.members > 1
+        and not any(part.varies for part in ensemble.parts.values())
+        and not bodies[0].random
+    ):
+        raise ConversionError(
+            f"{type(method).__name__} gives this network no tensor of the members' own and nothing in it is random, so "
+            "all members would be one. See the coverage table (dry_run=True) and the method's `where`."
+        )
+    if class_dim is None and bodies[0].head:
+        is_map = any(bodies[0].network.get_parameter(name).ndim > 2 for name in bodies[0].head)
+        class_dim = 1 if is_map else -1  # a convolution's outputs are on axis 1, a linear layer's on the last
     ensemble.about.task, ensemble.about.class_dim, ensemble.about.seed = task, class_dim, seed
     return ensemble.coverage if dry_run else ensemble
 

@@ -1,9 +1,7 @@
-"""The waist of covey: what a parameterization is, and what an ensemble of networks can do.
+"""The waist of covey: what an ensemble of networks can do.
 
-    member k's tensors   w_k = h(theta, phi_k)      theta shared by all members, phi_k its own
-
-A `Parameterization` is h for some of the network's tensors; an `Ensemble` is a hollow network (the skeleton), the
-parameterizations that generate its parameters, and its buffers. Nothing here knows any method or architecture.
+An `Ensemble` is a hollow network (the skeleton), the parameterizations that generate its parameters for each member,
+and its buffers. Nothing here knows any method or architecture.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,55 +21,9 @@ from covey.combine import Prediction, Regression, gaussian
 from covey.coverage import Coverage
 from covey.edit.anatomy import Anatomy, Output, pick
 from covey.edit.layers import fill, hollow, slots
-from covey.errors import CollapseError, OptionError
+from covey.errors import OptionError
+from covey.parameterization import Group, Parameterization
 from covey.tensors import Buffers
-
-
-@dataclass
-class Group:
-    """Parameters that an optimiser treats alike: factors of the learning rate and of the weight decay."""
-
-    parameters: list[nn.Parameter]
-    kind: str  # "shared" or "member"
-    lr: float = 1.0
-    decay: float = 1.0
-
-
-class Parameterization(nn.Module):
-    """h for a set of tensors: holds theta and phi, and generates what the skeleton needs by name.
-
-    Subclasses set `names`, `role` (a word for the coverage table) and `varies` (whether members differ).
-    """
-
-    names: tuple[str, ...]
-    role: str
-    varies: bool = True
-    gamma: float = 1.0  # factor of the gradient of theta
-
-    def member(self, k: int) -> dict[str, Tensor]:
-        """Member k's tensors by name."""
-        raise NotImplementedError
-
-    def stacked(self, members: Sequence[int]) -> dict[str, Tensor]:
-        """Several members' tensors by name, each (len(members), *shape)."""
-        each = [self.member(k) for k in members]
-        return {name: torch.stack([tensors[name] for tensors in each]) for name in self.names}
-
-    def groups(self) -> list[Group]:
-        """Every parameter, in exactly one group."""
-        raise NotImplementedError
-
-    def numbers(self, name: str) -> int:
-        """How many numbers are stored for the tensor `name`, all members together."""
-        raise NotImplementedError
-
-    def note(self, name: str) -> str:
-        """What a user should know of the tensor `name`, for the coverage table."""
-        return ""
-
-    def collapsed(self) -> dict[str, Tensor]:
-        """The members' average by name; a CollapseError says why where an average means nothing."""
-        raise CollapseError(f"{self.role} tensors have no average that means anything.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +52,9 @@ class About:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+__all__ = ["About", "Ensemble", "Group", "Method", "Parameterization"]
+
+
 class Ensemble(nn.Module):
     """M networks that share what their method lets them share.
 
@@ -109,21 +64,22 @@ class Ensemble(nn.Module):
         parts: parameterizations by name, which together generate every parameter.
     """
 
+    parts: Mapping[str, Parameterization]  # module containers at run time
+    state: Sequence[Buffers]
+
     def __init__(
         self, method: Method, bodies: Sequence[Anatomy], parts: Mapping[str, Parameterization]
     ) -> None:
         super().__init__()
         self.method = method
         self.members = method.members
-        self.parts = nn.ModuleDict(parts)
+        self.parts = cast(Mapping[str, Parameterization], nn.ModuleDict(parts))
         self._skeletons = tuple(hollow(body.network) for body in bodies)  # a tuple hides them from nn.Module
         self._slots = tuple(slots(skeleton) for skeleton in self._skeletons)
         varying = [name for part in parts.values() if part.varies for name in part.names]
         counts = [self.members] if len(bodies) == 1 else [1] * len(bodies)
-        self.state = nn.ModuleList(
-            Buffers(body, body.shared_buffers(varying), count)
-            for body, count in zip(bodies, counts, strict=True)
-        )
+        stores = [Buffers(b, b.shared_buffers(varying), n) for b, n in zip(bodies, counts, strict=True)]
+        self.state = cast(Sequence[Buffers], nn.ModuleList(stores))
         self.records = [body.record() for body in bodies]
         extra = {key: value for body in bodies for key, value in body.extra.items()}
         self.about = About(output=bodies[0].output, extra=extra)
@@ -193,17 +149,26 @@ class Ensemble(nn.Module):
 
     def buffers_of(self, k: int) -> tuple[Buffers, int]:
         """Where member k's buffers are: the store and the row."""
-        return (self.state[k], 0) if len(self.state) > 1 else (self.state[0], k)  # type: ignore[return-value]
+        return (self.state[k], 0) if len(self.state) > 1 else (self.state[0], k)
 
     def tensors(self, k: int) -> dict[str, Tensor]:
         """Member k's parameters by name, as its parameterizations generate them."""
-        return {name: tensor for part in self.parts.values() for name, tensor in part.member(k).items()}  # type: ignore[operator]
+        return {name: tensor for part in self.parts.values() for name, tensor in part.member(k).items()}
 
     def member(self, k: int) -> nn.Module:
         """Member k as a plain network of its own: plain layers, copies of its tensors, no need of covey."""
         buffers, row = self.buffers_of(self._checked(k))
         with torch.no_grad():
             return fill(self.skeleton(k), {**self.tensors(k), **buffers.member(row)})
+
+    @property
+    def alike(self) -> bool:
+        """Whether all members have equal tensors now, as copies without noise do before training."""
+        if len(self._skeletons) > 1:
+            return False
+        with torch.no_grad():
+            first, *others = (self.tensors(k) for k in range(self.members))
+            return all(torch.equal(first[name], other[name]) for other in others for name in first)
 
     def collapse(self) -> nn.Module:
         """One plain network by averaging the members' weights, where the method allows it."""
@@ -220,7 +185,7 @@ class Ensemble(nn.Module):
         """
         found: list[dict[str, Any]] = []
         for label, part in self.parts.items():
-            for group in part.groups():  # type: ignore[operator]
+            for group in part.groups():
                 parameters = [p for p in group.parameters if p.requires_grad]
                 if parameters:
                     found.append(

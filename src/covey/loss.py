@@ -19,7 +19,8 @@ def member_losses(
     """Each member's mean loss, (M,).
 
     Args:
-        outputs: members' outputs, (M, B, ...). Classes are on axis 1 of (B, C, H, W) and more, else on the last.
+        outputs: members' outputs, (M, B, ...). The class axis is the one that class numbers lack; where that does not
+            tell, axis 1 of (B, C, H, W) and more, else the last.
         targets: the same for all members, (B, ...), or each member's own, (M, B, ...). Class numbers, or
             probabilities of the outputs' shape.
         kind: "cross-entropy" on logits; "gaussian", the negative log-likelihood of means and raw variances
@@ -34,11 +35,12 @@ def member_losses(
         return F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none").flatten(1).mean(1)
     if kind != "cross-entropy":
         raise OptionError(f"kind is 'cross-entropy', 'gaussian' or 'mse'; got {kind!r}.")
-    logits = outputs.movedim(2, -1) if outputs.ndim > 4 else outputs
+    axis = _class_axis(outputs, targets)
+    logits = outputs.movedim(axis, -1)
     if targets.is_floating_point():
-        goal = _for_members(outputs, targets, outputs.shape[1:])
-        goal = goal.movedim(2, -1) if outputs.ndim > 4 else goal
-        goal = goal.reshape(-1, goal.shape[-1])
+        goal = (
+            _for_members(outputs, targets, outputs.shape[1:]).movedim(axis, -1).reshape(-1, logits.shape[-1])
+        )
     else:
         goal = _for_members(logits[..., 0], targets, logits.shape[1:-1]).reshape(-1)
     flat = logits.reshape(-1, logits.shape[-1])
@@ -57,6 +59,16 @@ def loss(outputs: Tensor, targets: Tensor, kind: Kind = "cross-entropy", smoothi
     2.3025...
     """
     return member_losses(outputs, targets, kind, smoothing).sum()
+
+
+def _class_axis(outputs: Tensor, targets: Tensor) -> int:
+    """The axis of (M, B, ...) that class numbers lack; the usual one where both or neither would do."""
+    usual = 2 if outputs.ndim > 4 else outputs.ndim - 1
+    for axis in (usual, outputs.ndim - 1, 2):
+        without = (*outputs.shape[:axis], *outputs.shape[axis + 1 :])
+        if axis > 1 and tuple(targets.shape) in (without, without[1:]):
+            return axis
+    return usual
 
 
 def _for_members(outputs: Tensor, targets: Tensor, single: tuple[int, ...]) -> Tensor:

@@ -189,7 +189,7 @@ def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: in
 
     Buffers and random state are as before afterwards. Stops early once one is clearly ahead.
     """
-    state = {name: tensor.clone() for name, tensor in ensemble.state.named_buffers()}
+    state = {name: tensor.clone() for name, tensor in ensemble.named_buffers()}
     best = {}
     with torch.random.fork_rng(devices=[d for d in range(torch.cuda.device_count())]):
         try:
@@ -205,7 +205,7 @@ def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: in
                     break
         finally:
             with torch.no_grad():
-                for name, tensor in ensemble.state.named_buffers():
+                for name, tensor in ensemble.named_buffers():
                     tensor.copy_(state[name])
     return min(best, key=best.__getitem__)
 

@@ -22,7 +22,7 @@ def collapse(ensemble: Ensemble) -> nn.Module:
         raise CollapseError("members of different shapes cannot be averaged into one network.")
     tensors: dict[str, Tensor] = {}
     for part in ensemble.parts.values():
-        tensors |= part.collapsed()  # type: ignore[operator]
+        tensors |= part.collapsed()
     buffers, _ = ensemble.buffers_of(0)
     tensors |= dict(buffers.shared.items())
     tensors |= {n: t.mean(0) if t.is_floating_point() else t[0] for n, t in buffers.own.items()}

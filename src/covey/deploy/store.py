@@ -119,8 +119,8 @@ def _config(ensemble: Ensemble) -> dict[str, Any]:
     bodies = [
         {
             **record,
-            "shared": list(buffers.shared.names),  # type: ignore[union-attr]
-            "state": sorted({*buffers.changing, *buffers.own.names}),  # type: ignore[union-attr,misc]
+            "shared": list(buffers.shared.names),
+            "state": sorted({*buffers.changing, *buffers.own.names}),
         }
         for record, buffers in zip(ensemble.records, ensemble.state, strict=True)
     ]
@@ -202,7 +202,7 @@ def _method(config: dict[str, Any]) -> Method:
     name = config["method"]
     if name not in METHODS:
         raise StoreError(f"the stored method {name!r} is not in covey.METHODS{suggest(name, METHODS)}.")
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
     try:
         return METHODS[name](**given)
     except (TypeError, CoveyError) as error:

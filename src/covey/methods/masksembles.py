@@ -111,6 +111,6 @@ def _masks_of_width(features: int, members: int, keep: int, positions: int, trie
             1, order, torch.ones_like(order, dtype=torch.bool)
         )
         masks = masks[:, masks.any(0)]
-        if masks.shape[1] == features:
+        if masks.shape[1] == features and not masks.eq(masks[0]).all():
             return masks
     return None

@@ -79,13 +79,13 @@ class MCDropout(Method):
 class DropoutEnsemble(Ensemble):
     """An ensemble whose skeleton stays in train mode, but for layers that keep running statistics."""
 
-    def train(self, mode: bool = True) -> Ensemble:
+    def train(self, mode: bool = True) -> DropoutEnsemble:
         """Set train or eval mode; what is random stays random in both."""
         super().train(mode)
         for skeleton in self._skeletons:
             skeleton.train()
             if not mode:
-                for name in self.state[0].changing:  # type: ignore[union-attr]
+                for name in self.state[0].changing:
                     skeleton.get_submodule(owner_of(name)).eval()
         return self
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +167,7 @@ class JointEnsemble(Ensemble):
         head = self.records[0]["head"]
         paths = {owner_of(name): "head" for name in head} | {
             owner_of(n): "stem" for n in self.parts["stem"].names
-        }  # type: ignore[union-attr]
+        }
         forwards = {}
         for path, kind in paths.items():
             module = self.skeleton().get_submodule(path)
@@ -177,7 +177,8 @@ class JointEnsemble(Ensemble):
 
     def _layer_tensors(self, path: str, k: int, kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the layer at `path` uses for slot k; a first layer's bias counts once."""
-        part = self.parts["stem"].slot(k) if kind == "stem" else self.parts["replicated"].member(k)  # type: ignore[operator]
+        stem = cast(Summed, self.parts["stem"])
+        part = stem.slot(k) if kind == "stem" else self.parts["replicated"].member(k)
         layer = self.skeleton().get_submodule(path)
         found = {}
         for leaf, _ in layer.named_parameters():

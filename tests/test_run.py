@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import covey
+from law_networks import NETWORKS, network
+
+
+def test_auto_chooses_once_for_each_mode_and_leaves_no_trace() -> None:
+    x = NETWORKS["convnet"].x(4)
+    ens = covey.convert(network("convnet"), covey.DeepEnsemble(members=3), example=x).train()
+    twin = covey.convert(network("convnet"), covey.DeepEnsemble(members=3), example=x).train()
+    twin.run = "loop"
+    assert ens.run == "auto"
+    state = torch.get_rng_state()
+    outputs = ens(x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert ens.run in ("loop", "batched")
+    assert all(p.grad is None for p in ens.parameters())
+    torch.testing.assert_close(outputs, twin(x))
+    for a, b in zip(ens.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+    ens.eval()
+    assert ens.run == "auto"
+    with torch.no_grad():
+        ens(x)
+    assert set(ens.runs.values()) <= {"loop", "batched"}
+
+
+def test_auto_takes_the_loop_where_vmap_cannot() -> None:
+    ens = covey.convert(network("lstm"), covey.DeepEnsemble(members=2))
+    ens(NETWORKS["lstm"].x(2))
+    assert ens.run == "loop"
+
+
+def test_auto_takes_the_faster() -> None:
+    """A body that is shared is run once when batched; the loop pays for it M times."""
+    net = nn.Sequential(
+        nn.Linear(64, 512), nn.ReLU(), *[nn.Linear(512, 512) for _ in range(6)], nn.Linear(512, 3)
+    )
+    ens = covey.convert(net, covey.MultiHead(members=12), example=torch.randn(2, 64)).eval()
+    ens(torch.randn(256, 64))
+    assert ens.run == "batched"
+
+
+def test_bad_input_shows_the_networks_own_error() -> None:
+    ens = covey.convert(network("mlp"), covey.DeepEnsemble(members=2))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        ens(torch.randn(2, 5, dtype=torch.float64))
+    assert ens.run == "auto"
+
+
+def test_some_members_can_be_run_in_any_order() -> None:
+    x = NETWORKS["resnet"].x(3)
+    ens = covey.convert(network("resnet"), covey.BatchEnsemble(members=4), example=x, output="logits").eval()
+    for run in ("loop", "batched"):
+        ens.run = run
+        torch.testing.assert_close(ens(x, members=[3, 1]), ens(x)[[3, 1]])
+
+
+def test_what_comes_before_the_first_member_tensor_runs_once_when_batched() -> None:
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            calls.append(torch._C._functorch.is_batchedtensor(y))
+            return y
+
+    net = nn.Sequential(Counted(4, 8), Counted(8, 8), Counted(8, 3))
+    ens = covey.convert(net, covey.Replicate(members=5, where="2"), example=torch.randn(2, 4))
+    calls.clear()
+    ens.run = "batched"
+    ens(torch.randn(2, 4))
+    assert calls == [False, False, True]
+
+
+def test_channels_last_is_a_flag_that_converts_inputs() -> None:
+    seen = []
+
+    class Looked(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.is_contiguous(memory_format=torch.channels_last))
+            return super().forward(x)
+
+    net = nn.Sequential(Looked(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    x = torch.randn(4, 3, 6, 6)
+    ens = covey.convert(net, covey.DeepEnsemble(members=2))
+    ens.run = "loop"
+    plain = ens(x)
+    ens.to(memory_format=torch.channels_last)
+    seen.clear()
+    torch.testing.assert_close(ens(x), plain)
+    torch.testing.assert_close(ens(torch.stack([x, x]), per_member=True), plain)
+    assert seen == [True] * 4
+
+
+def test_dropout_differs_between_members_and_calls() -> None:
+    net = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    for run in ("loop", "batched"):
+        ens = covey.convert(net, covey.MCDropout(members=3), example=torch.randn(2, 4)).eval()
+        ens.run = run
+        x = torch.randn(5, 4)
+        outputs = ens(x)
+        assert not torch.allclose(outputs[0], outputs[1])
+        assert not torch.allclose(ens(x), outputs)
+
+
+def test_mc_dropout_draws_in_eval_but_keeps_statistics() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    ens = covey.convert(net, covey.MCDropout(members=200), example=torch.randn(4, 4))
+    x = torch.randn(16, 4)
+    for run in ("loop", "batched"):
+        ens.run = run
+        ens.train()(x)
+        running = ens.member(0)[1].running_mean
+        assert running.abs().sum() > 0
+        ens.eval()(x)
+        assert torch.equal(ens.member(0)[1].running_mean, running)
+    # the mean of many draws through a last linear layer is the network without dropout
+    torch.testing.assert_close(ens(x).mean(0), ens.collapse().eval()(x), atol=0.15, rtol=0)
+
+
+def test_functional_dropout_and_attention_dropout_are_kept_on() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+            self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x)[0] + nn.functional.dropout(self.fc(x), 0.2, self.training)
+
+    ens = covey.convert(Functional(), covey.MCDropout(members=2), example=torch.randn(2, 3, 8)).eval()
+    ens.run = "loop"
+    outputs = ens(torch.randn(2, 3, 8))
+    assert not torch.allclose(outputs[0], outputs[1])
