@@ -1,0 +1,35 @@
+# Two commands do everything on a machine with Python 3.10 to 3.13 and make:
+#   make demo   train a network and ensembles of it on bundled data, and compare them
+#   make test   lint, types and tests
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: demo test lint types tests benchmark clean
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) and 'covey needs Python 3.10 to 3.13; set PYTHON=')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/python examples/digits.py
+
+test: lint types tests
+
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/installed
+	$(BIN)/mypy
+
+tests: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -x -q -n $(JOBS)
+
+benchmark: .venv/installed
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv

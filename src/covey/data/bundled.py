@@ -1,0 +1,38 @@
+"""The small sets that come with scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from covey.data.container import Split
+from covey.data.raw import Raw
+
+
+def read_digits() -> Raw:
+    """1,797 handwritten digits of 8 x 8 pixels; the 17 grey levels are spread over 0 to 255."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
+    return Raw(
+        {"train": Split(images, torch.from_numpy(bunch.target))}, "classification", tuple("0123456789")
+    )
+
+
+def read_bundled_table(name: str) -> Raw:
+    """One of scikit-learn's tables: breast_cancer, wine or diabetes."""
+    from sklearn import datasets
+
+    loader = {
+        "breast_cancer": datasets.load_breast_cancer,
+        "wine": datasets.load_wine,
+        "diabetes": datasets.load_diabetes,
+    }[name]
+    bunch = loader(as_frame=True)
+    rows = torch.arange(len(bunch.data))
+    targets = torch.from_numpy(bunch.target.to_numpy(copy=True))
+    if name == "diabetes":
+        return Raw({"train": Split(rows, targets.double())}, "regression", frame=bunch.data)
+    classes = tuple(str(c) for c in bunch.target_names)
+    return Raw({"train": Split(rows, targets.long())}, "classification", classes, bunch.data)

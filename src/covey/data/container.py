@@ -1,0 +1,95 @@
+"""What a data set is once it is loaded: tensors in memory, and a record of where they came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Task = Literal["classification", "regression", "language"]
+
+
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value to compare by
+class Split:
+    """Samples with their answers.
+
+    Args:
+        inputs: images (N, C, H, W) uint8 or float, tables (N, D) float32, text (N, T) uint8 (a view of the
+            bytes).
+        targets: classes (N,) int64, numbers (N,) float32, or the next bytes (N, T) uint8.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, indices: Tensor) -> Split:
+        """The samples with these numbers, in this order; the very same tensors if it is all of them."""
+        if len(indices) == len(self) and torch.equal(indices, torch.arange(len(self))):
+            return self
+        return Split(self.inputs[indices], self.targets[indices])
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and standard deviation, one a channel (images, on the scale 0 to 1 if uint8) or one a column."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def apply(self, images: Tensor) -> Tensor:
+        """Images (..., C, H, W), uint8 or float, to float32 of about mean 0 and deviation 1 a channel."""
+        mean = torch.tensor(self.mean, device=images.device)[:, None, None]
+        std = torch.tensor(self.std, device=images.device)[:, None, None]
+        scale = 255.0 if images.dtype == torch.uint8 else 1.0
+        # One multiplication and one addition, in place, instead of a division, a subtraction and a division.
+        return images.to(torch.float32, copy=True).mul_(1 / (scale * std)).sub_(mean / std)
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Standardised numbers (N,) back in their own unit."""
+        return values * self.std[0] + self.mean[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set that is ready to train on.
+
+    Args:
+        train: what the network learns from. Empty (length 0) where only test files are there.
+        validation: held back from training, to choose by. Empty where none was asked for.
+        test: to be looked at last.
+        ood: inputs from elsewhere by the name of their set; shaped like the others.
+        task: what is to be predicted.
+        classes: names of the classes; empty for regression; the 256 bytes for text.
+        shape: of one input: (C, H, W), (D,) or (T,).
+        normalisation: what `prepare` does to images. None for tables, which are standardised already.
+        target_normalisation: regression targets are standardised; this leads back to their unit.
+        record: how all this came about, JSON-able: source, seed, counts, digests of the indices, columns,
+            notes.
+    """
+
+    train: Split
+    validation: Split
+    test: Split
+    task: Task
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    ood: dict[str, Tensor] = field(default_factory=dict)
+    normalisation: Normalisation | None = None
+    target_normalisation: Normalisation | None = None
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network has to answer with: one a class, or one for a regression."""
+        return len(self.classes) or 1
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Inputs as a network takes them: images normalised, bytes as int64, tables as they are."""
+        if self.task == "language":
+            return inputs.long()
+        return inputs if self.normalisation is None else self.normalisation.apply(inputs)

@@ -1,0 +1,82 @@
+"""Inputs without answers, in the form that a trained network knows from its data's record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.data import pictures, table
+from covey.data.arrays import as_images
+from covey.data.container import Normalisation
+from covey.errors import DataError
+
+
+def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], Tensor]:
+    """New inputs for a network that was trained on data with this record.
+
+    Args:
+        source: an image, a folder of images, a table with the columns of the training data (a target is
+            ignored), or an .npy or .npz array (x).
+        record: `Data.record` of the training data.
+
+    Returns:
+        A name for each input (its file, or its row), and the raw inputs (N, ...), still to go through
+        `prepare`.
+    """
+    path, shape = Path(source).expanduser(), tuple(record["shape"])
+    if not path.exists():
+        raise DataError(f"{path} is not there; expected an image, a folder of images, a table or an array")
+    if path.suffix in table.SUFFIXES:
+        if not record["columns"]:
+            raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")
+        inputs = table.encode(table.read_frame(path), record["columns"], str(path))
+    elif path.suffix in (".npy", ".npz"):
+        inputs = _array(path, record)
+    else:
+        if len(shape) != 3:
+            raise DataError(f"{path}: expected a table or an array, for inputs of shape {shape}")
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in pictures.SUFFIXES)
+        files = files if path.is_dir() else [path]
+        if not files:
+            raise DataError(f"{path} holds no images")
+        inputs = pictures.read_images(files, size=shape)
+        return [str(p.relative_to(path)) if path.is_dir() else p.name for p in files], inputs
+    if tuple(inputs.shape[1:]) != shape:
+        raise DataError(
+            f"{path} holds inputs of shape {tuple(inputs.shape[1:])}; the network was trained on {shape}"
+        )
+    return [str(row) for row in range(len(inputs))], inputs
+
+
+def prepare(inputs: Tensor, record: dict[str, Any]) -> Tensor:
+    """What `Data.prepare` does, from the record alone: normalised images, int64 bytes, tables as they are."""
+    if record["task"] == "language":
+        return inputs.long()
+    if record["normalisation"] is None:
+        return inputs
+    scale = record["normalisation"]
+    return Normalisation(tuple(scale["mean"]), tuple(scale["std"])).apply(inputs)
+
+
+def _array(path: Path, record: dict[str, Any]) -> Tensor:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        x = loaded["x"] if path.suffix == ".npz" else loaded
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is not a plain array, or an .npz file that holds x: {error}") from error
+    if x.ndim != 2:
+        return torch.from_numpy(as_images(x, path))
+    if not record["columns"]:
+        raise DataError(
+            f"{path} has shape {x.shape}; the network was trained on inputs of {tuple(record['shape'])}"
+        )
+    import pandas
+
+    names = [column["name"] for column in record["columns"]]
+    if x.shape[1] != len(names):
+        raise DataError(f"{path} has {x.shape[1]} columns; the network was trained on {len(names)}")
+    return table.encode(pandas.DataFrame(x.astype(np.float64), columns=names), record["columns"], str(path))

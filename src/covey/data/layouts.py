@@ -1,0 +1,203 @@
+"""Readers of known sets in the layouts that their publishers gave them. None of them unpickles anything."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.data.container import Split
+from covey.data.pictures import read_images
+from covey.data.raw import Raw
+from covey.errors import DataError
+
+Parts = Sequence[str]  # which of "train" and "test" to read
+_CORRUPTIONS = (
+    "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog "
+    "brightness contrast elastic_transform pixelate jpeg_compression speckle_noise gaussian_blur spatter "
+    "saturate"
+)
+CORRUPTIONS = tuple(_CORRUPTIONS.split())
+
+
+def find(root: Path, path: str) -> Path | None:
+    """The file or folder below root, or its twin without .gz; None if neither is there."""
+    for candidate in (root / path, root / path.removesuffix(".gz")):
+        if candidate.exists():
+            return candidate
+    return None
+
+
+def _file(root: Path, path: str) -> Path:
+    found = find(root, path)
+    if found is None:
+        raise DataError(f"{root / path} is not there")
+    return found
+
+
+def read_idx(path: Path) -> Tensor:
+    """An array of bytes in the idx format of MNIST, gzipped or not."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); delete it and fetch it again") from error
+    axes = content[3] if len(content) > 4 and content[:3] == b"\0\0\x08" else 0
+    shape = (
+        tuple(int(n) for n in np.frombuffer(content, ">u4", axes, 4)) if len(content) >= 4 + 4 * axes else ()
+    )
+    expected = 4 + 4 * axes + int(np.prod(shape, dtype=np.int64))
+    if not axes or len(content) != expected:
+        raise DataError(
+            f"{path} is not an idx file of bytes: its header {content[:4].hex()} asks for {shape}, "
+            f"{expected} "
+            f"bytes, and there are {len(content)}; delete it and fetch it again"
+        )
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy())
+
+
+def read_mnist(
+    root: Path,
+    parts: Parts,
+    *,
+    files: dict[str, tuple[str, str]],
+    classes: tuple[str, ...],
+    letters: bool = False,
+) -> Raw:
+    """A set like MNIST: images and labels in idx files. EMNIST's letters start at 1 and lie on their side."""
+    found = {}
+    for part in parts:
+        images, labels = (read_idx(_file(root, path)) for path in files[part])
+        if len(images) != len(labels):
+            raise DataError(
+                f"{root / files[part][0]} has {len(images)} images, but there are {len(labels)} labels"
+            )
+        if letters:
+            images, labels = images.transpose(1, 2).contiguous(), labels - 1
+        found[part] = Split(images[:, None], labels.long())
+    return Raw(found, "classification", classes)
+
+
+def read_cifar(
+    root: Path, parts: Parts, *, files: dict[str, tuple[str, ...]], label_bytes: int, classes: tuple[str, ...]
+) -> Raw:
+    """CIFAR's binary release: records of one or two labels and 3 x 32 x 32 pixels; the last label counts."""
+    record = label_bytes + 3072
+    found = {}
+    for part in parts:
+        pieces = []
+        for path in files[part]:
+            content = np.fromfile(_file(root, path), np.uint8)
+            if len(content) == 0 or len(content) % record:
+                raise DataError(
+                    f"{root / path} has {len(content)} bytes, which is not a whole number of records of "
+                    f"{record} "
+                    "bytes; it was cut off: delete it and fetch it again"
+                )
+            pieces.append(content.reshape(-1, record))
+        whole = torch.from_numpy(np.concatenate(pieces))
+        images = whole[:, label_bytes:].reshape(-1, 3, 32, 32).contiguous()
+        found[part] = Split(images, whole[:, label_bytes - 1].long())
+    return Raw(found, "classification", classes)
+
+
+def read_svhn(root: Path, parts: Parts) -> Raw:
+    """SVHN's cropped digits: MATLAB files with X (32, 32, 3, N) and y (N, 1), where 10 stands for 0."""
+    from scipy.io import loadmat
+
+    found = {}
+    for part in parts:
+        path = _file(root, f"SVHN/{part}_32x32.mat")
+        try:
+            content = loadmat(path)
+            images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
+        except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+            raise DataError(
+                f"{path} is not a MATLAB file with X and y ({error}); delete it and fetch it again"
+            ) from error
+        images = np.ascontiguousarray(images.transpose(3, 2, 0, 1))
+        found[part] = Split(torch.from_numpy(images), torch.from_numpy(labels % 10))
+    return Raw(found, "classification", tuple("0123456789"))
+
+
+def read_tiny_imagenet(root: Path, parts: Parts) -> Raw:
+    """Tiny ImageNet: train/<id>/images, and val with its annotations, which serves as test."""
+    folder = root / "tiny-imagenet-200"
+    lines = [line.split("\t") for line in _file(folder, "val/val_annotations.txt").read_text().splitlines()]
+    listed = folder / "wnids.txt"
+    ids = sorted(listed.read_text().split() if listed.is_file() else {line[1] for line in lines})
+    number = {name: k for k, name in enumerate(ids)}
+    found = {}
+    for part in parts:
+        if part == "test":
+            paths = [folder / "val" / "images" / line[0] for line in lines]
+            labels = [number[line[1]] for line in lines]
+        else:
+            paths = [path for name in ids for path in sorted((folder / "train" / name / "images").iterdir())]
+            labels = [number[path.parent.parent.name] for path in paths]
+        found[part] = Split(read_images(paths, channels=3), torch.tensor(labels))
+    notes = ("test is the official validation set: the labels of the official test set are not public",)
+    return Raw(found, "classification", tuple(ids), notes=notes)
+
+
+def read_corruption(root: Path, folder: str, corruption: str, severity: int, classes: tuple[str, ...]) -> Raw:
+    """One corruption of CIFAR-10-C or CIFAR-100-C at one of its five severities."""
+    images = _array(_file(root, f"{folder}/{corruption}.npy"))
+    labels = _array(_file(root, f"{folder}/labels.npy"))
+    if (
+        images.shape[1:] != (32, 32, 3)
+        or images.dtype != np.uint8
+        or len(images) % 5
+        or len(images) != len(labels)
+    ):
+        raise DataError(
+            f"{root / folder / corruption}.npy: expected uint8 (5 n, 32, 32, 3) with as many labels; got "
+            f"{images.dtype} {images.shape} and {labels.shape}"
+        )
+    rows = slice((severity - 1) * len(images) // 5, severity * len(images) // 5)
+    pixels = np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2))
+    split = Split(torch.from_numpy(pixels), torch.from_numpy(labels[rows].astype(np.int64)))
+    return Raw({"test": split}, "classification", classes)
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path} is not a plain .npy array ({error}); fetch it again") from error
+
+
+def read_uci(root: Path, name: str, split: int) -> Raw:
+    """A UCI regression set with one of its standard splits (Hernandez-Lobato and Adams, 2015)."""
+    import pandas
+
+    folder = root / "UCI_Datasets" / name / "data"
+    splits = len(list(folder.glob("index_train_*.txt")))
+    if not 0 <= split < splits:
+        raise DataError(f"uci/{name} has the splits 0 to {splits - 1}; got split={split}")
+    table = _numbers(folder / "data.txt")
+    features = _numbers(folder / "index_features.txt").astype(int)
+    target = int(_numbers(folder / "index_target.txt").item())
+    rows = {part: _numbers(folder / f"index_{part}_{split}.txt").astype(int) for part in ("train", "test")}
+    if not np.array_equal(np.sort(np.concatenate(list(rows.values()))), np.arange(len(table))):
+        raise DataError(
+            f"{folder}: split {split} does not name each of the {len(table)} rows once; fetch it again"
+        )
+    parts = {
+        part: Split(torch.from_numpy(numbers), torch.from_numpy(table[numbers, target]))
+        for part, numbers in rows.items()
+    }
+    frame = pandas.DataFrame(table[:, features], columns=[f"x{k}" for k in range(len(features))])
+    return Raw(parts, "regression", frame=frame, notes=(f"standard split {split} of {splits}",))
+
+
+def _numbers(path: Path) -> np.ndarray:
+    try:
+        numbers = np.loadtxt(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a table of numbers ({error}); fetch it again") from error
+    return numbers

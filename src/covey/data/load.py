@@ -1,0 +1,219 @@
+"""From a name, a folder or a file to data that is ready to train on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covey.data import arrays, pictures, table, text
+from covey.data.catalogue import KNOWN, Asked
+from covey.data.container import Data, Normalisation, Split, Task
+from covey.data.known import data_folder, read_known
+from covey.data.raw import Raw, check_targets, hold_out
+from covey.data.splits import digest, stratified
+from covey.errors import DataError
+
+_TEXT = {".txt", ".text", ".md", ""}
+_PARTS = ("train", "validation", "test")
+
+
+def load(
+    source: str | Path,
+    root: str | Path | None = None,
+    seed: int = 0,
+    *,
+    target: str | None = None,
+    task: Task | None = None,
+    validation: float | None = None,
+    test: float | None = None,
+    image_size: int | tuple[int, ...] | None = None,
+    length: int = 128,
+    split: int = 0,
+    held_out: tuple[int | str, ...] = (),
+    ood: tuple[str, ...] = (),
+    download: bool = True,
+) -> Data:
+    """Load a data set.
+
+    Args:
+        source: a known name (`covey.data.KNOWN`), a folder of images, a CSV, TSV, Parquet or .npz file, or a
+            text.
+        root: where known sets are kept; $COVEY_DATA if not given, else ~/.cache/covey/data.
+        seed: fixes the splits.
+        target: tables: the column that is to be predicted.
+        task: "classification" or "regression", where it should not be found out from the targets; "language"
+            for a text whose file name does not tell.
+        validation: share of the training part that is held back to choose by, where the source has no
+            validation part of its own. 0.1 if not given; 0.05 for text; 0 for none.
+        test: share that is held back for the test, where the source has no test part. 0.2 if not given; 0.05
+            for text.
+        image_size: image folders: side, (H, W) or (C, H, W) that all images are brought to.
+        length: text: bytes in a window.
+        split: UCI sets: number of the standard split.
+        held_out: classes, by number or name, that are taken away and become the out-of-distribution set
+            "held-out".
+        ood: known sets whose test inputs become further out-of-distribution sets, brought to the same shape.
+        download: whether files of known sets that are not there may be downloaded.
+    """
+    name, folder = str(source), data_folder(root)
+    ask = Asked(
+        target=target,
+        task=task,
+        validation=validation,
+        test=test,
+        image_size=image_size,
+        length=length,
+        split=split,
+        download=download,
+    )
+    raw = check_targets(_read(name, folder, ask), name)
+    strange: dict[str, Tensor] = {}
+    if held_out:
+        raw, strange["held-out"] = hold_out(raw, held_out)
+    rows = _rows(raw, 0.1 if validation is None else validation, 0.2 if test is None else test, seed)
+    parts = {part: raw.parts[origin].take(numbers) for part, (origin, numbers) in rows.items()}
+    columns: list[dict[str, Any]] = []
+    if raw.frame is not None:  # the inputs of a table are row numbers so far
+        columns = table.fit_columns(raw.frame.iloc[parts["train"].inputs.numpy()])
+        whole = table.encode(raw.frame, columns, name)
+        parts = {part: Split(whole[s.inputs], s.targets) for part, s in parts.items()}
+        strange = {other: whole[numbers] for other, numbers in strange.items()}
+    parts, target_normalisation = _standardised_targets(parts, raw.task)
+    shape = tuple(parts["test"].inputs.shape[1:])
+    normalisation = _normalisation(parts["train"] if len(parts["train"]) else parts["test"], shape)
+    for other in ood:
+        found = read_known(other, folder, replace(ask, parts=("test",)))
+        strange[other] = like(_test_inputs(found, other), shape, other)
+    record = {
+        "source": name,
+        "task": raw.task,
+        "classes": list(raw.classes) if raw.task == "classification" else [],
+        "shape": list(shape),
+        "seed": seed,
+        "counts": {part: len(s) for part, s in parts.items()},
+        "indices_sha256": {part: digest(numbers) for part, (_, numbers) in rows.items()},
+        "taken_from": {part: origin for part, (origin, _) in rows.items()},
+        "held_out": [str(h) for h in held_out],
+        "ood": {other: len(inputs) for other, inputs in strange.items()},
+        "normalisation": _listed(normalisation),
+        "target_normalisation": _listed(target_normalisation),
+        "columns": columns,
+        "notes": list(raw.notes),
+    }
+    return Data(
+        **parts,
+        task=raw.task,
+        classes=raw.classes,
+        shape=shape,
+        ood=strange,
+        normalisation=normalisation,
+        target_normalisation=target_normalisation,
+        record=record,
+    )
+
+
+def _read(name: str, folder: Path, ask: Asked) -> Raw:
+    """Choose the reader."""
+    path = Path(name).expanduser()
+    if name in KNOWN or not path.exists():
+        return read_known(name, folder, ask)
+    if path.is_dir():
+        return pictures.read_folder(path, ask.image_size)
+    if path.suffix in table.SUFFIXES:
+        return table.read_table(path, ask.target, ask.task)
+    if path.suffix == ".npz":
+        return arrays.read_arrays(path, ask.task)
+    if path.suffix in _TEXT or ask.task == "language":
+        return text.read_text(path, ask.length, ask.validation, ask.test)
+    raise DataError(
+        f"{path}: no reader for {path.suffix!r}; expected a folder of images, "
+        f"{', '.join(sorted(table.SUFFIXES))}, .npz, or a text (.txt, or task='language')"
+    )
+
+
+def _rows(raw: Raw, validation: float, test: float, seed: int) -> dict[str, tuple[str, Tensor]]:
+    """For each of train, validation and test: the part of the source, and which of its samples."""
+    own = {part: (part, torch.arange(len(split))) for part, split in raw.parts.items()}
+    found = dict(own)
+    if raw.task != "language" and "train" in raw.parts:
+        wanted = {p: share for p, share in (("validation", validation), ("test", test)) if p not in own}
+        classes = raw.classes if raw.task == "classification" else None
+        cut = stratified(raw.parts["train"].targets, wanted, seed=seed, classes=classes)
+        found |= {part: ("train", numbers) for part, numbers in cut.items()}
+    nothing = (next(iter(own)), torch.arange(0))
+    return {part: found.get(part, nothing) for part in _PARTS}
+
+
+def _standardised_targets(
+    parts: dict[str, Split], task: Task
+) -> tuple[dict[str, Split], Normalisation | None]:
+    """Regression targets with mean 0 and deviation 1 over the training rows."""
+    if task != "regression":
+        return parts, None
+    known = parts["train"].targets.double()
+    scale = Normalisation((float(known.mean()),), (float(known.std(correction=0)) or 1.0,))
+    return {
+        part: Split(s.inputs, ((s.targets.double() - scale.mean[0]) / scale.std[0]).float())
+        for part, s in parts.items()
+    }, scale
+
+
+def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None:
+    """Mean and deviation of each channel over the training images; None for what is no image."""
+    if len(shape) != 3:
+        return None
+    if split.inputs.dtype == torch.uint8:
+        # Exact, and much faster than sums of floats: count how often each of the 256 levels occurs.
+        counts = torch.stack([torch.bincount(c.flatten(), minlength=256) for c in split.inputs.unbind(1)])
+        share = counts.double() / counts.sum(1, keepdim=True)
+        level = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ level
+        std = (share @ level.square() - mean.square()).clamp_min(0).sqrt()
+    else:
+        pixels = split.inputs.double()
+        mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
+    std = torch.where(std > 1e-6, std, 1.0)
+    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _test_inputs(raw: Raw, name: str) -> Tensor:
+    """The inputs of a known set that serve as out-of-distribution ones."""
+    if raw.frame is not None or raw.task == "language":
+        raise DataError(
+            f"{name} holds no images, so it cannot be an out-of-distribution set; use one that does"
+        )
+    return raw.parts["test" if "test" in raw.parts else "train"].inputs
+
+
+def like(inputs: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """Images of another set (N, C', H', W') brought to the shape (C, H, W) of this one."""
+    if tuple(inputs.shape[1:]) == shape:
+        return inputs
+    if inputs.dim() != 4 or len(shape) != 3 or {inputs.shape[1], shape[0]} - {1, 3}:
+        raise DataError(
+            f"{name} has inputs of shape {tuple(inputs.shape[1:])}, which cannot be brought to {shape}; "
+            f"only images "
+            "of 1 or 3 channels can"
+        )
+    pieces = []
+    for piece in inputs.split(4096):
+        images = piece.float()
+        if shape[0] == 1 and images.shape[1] == 3:
+            images = (images * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+        if tuple(images.shape[2:]) != shape[1:]:
+            images = F.interpolate(
+                images, size=shape[1:], mode="bilinear", antialias=True, align_corners=False
+            )
+        pieces.append(images.round().clamp(0, 255).byte() if inputs.dtype == torch.uint8 else images)
+    return torch.cat(pieces).expand(-1, *shape).contiguous()
+
+
+def _listed(normalisation: Normalisation | None) -> dict[str, list[float]] | None:
+    if normalisation is None:
+        return None
+    return {"mean": list(normalisation.mean), "std": list(normalisation.std)}

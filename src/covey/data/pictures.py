@@ -1,0 +1,132 @@
+"""Image files as one tensor, and folders of them as a data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.data.container import Split
+from covey.data.raw import Raw
+from covey.errors import DataError
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+Size = int | tuple[int, ...] | None
+_MODES = {1: "L", 3: "RGB"}
+
+
+def read_images(paths: Sequence[Path], *, size: Size = None, channels: int | None = None) -> Tensor:
+    """Image files as (N, C, H, W) uint8.
+
+    Args:
+        paths: the files.
+        size: a side, (H, W), or (C, H, W) which also fixes the channels. Images are scaled until they just
+            cover it, and their middle is taken. None: they must all have one size.
+        channels: 1 for grey or 3 for colour; None: they must all be of one kind.
+    """
+    if isinstance(size, tuple) and len(size) == 3:
+        channels, size = size[0], size[1:]
+    if not paths:
+        raise DataError("there are no image files to read")
+    if channels not in (None, *_MODES):
+        raise DataError(f"images have 1 or 3 channels; got channels={channels}")
+    wanted = (size, size) if isinstance(size, int) else size
+    if wanted is not None:
+        _check_memory(len(paths) * (channels or 3) * wanted[0] * wanted[1])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without the interpreter's lock
+        arrays = list(pool.map(lambda path: _read(path, wanted, channels), paths))
+    first = arrays[0].shape
+    for path, array in zip(paths, arrays, strict=True):
+        if array.shape[0] != first[0]:
+            raise DataError(
+                f"mixed channel counts: {paths[0]} has {first[0]}, {path} has {array.shape[0]}; give "
+                "image_size=(3, H, W) to make all colour or (1, H, W) to make all grey"
+            )
+        if array.shape != first:
+            raise DataError(
+                f"mixed sizes: {paths[0]} is {first[1]} x {first[2]}, {path} is {array.shape[1]} x "
+                f"{array.shape[2]} (height x width); give image_size to bring all to one size"
+            )
+    return torch.from_numpy(np.stack(arrays))
+
+
+def _read(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.ndarray:
+    """One image, (C, H, W) uint8."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"it has mode {image.mode}; images of 8 bits a channel are expected")
+            grey = image.mode in ("1", "L", "LA")
+            picture = image.convert(_MODES[channels or (1 if grey else 3)])
+            if size is not None and picture.size != size[::-1]:
+                picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"cannot read the image {path}: {error}; remove or replace it") from error
+    pixels = np.asarray(picture)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _check_memory(needed: int) -> None:
+    """Say so before an hour of decoding rather than after it."""
+    if not hasattr(os, "sysconf"):
+        return
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > 0.45 * there:  # the list of images and the stacked tensor exist at the same time
+        raise DataError(
+            f"the images need {2 * needed / 2**30:.1f} GiB of memory while they are read and this machine "
+            f"has "
+            f"{there / 2**30:.1f}; give a smaller image_size"
+        )
+
+
+def read_folder(folder: Path, size: Size) -> Raw:
+    """Images in folders named after their classes, below train/ (val/, test/) or directly below `folder`."""
+    names = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+    present = {names[p.name]: p for p in sorted(folder.iterdir()) if p.is_dir() and p.name in names}
+    notes: list[str] = []
+    if "train" not in present:
+        present = {"train": folder}
+    elif "validation" in present and "test" not in present:
+        present["test"] = present.pop("validation")
+        notes.append(
+            f"{present['test'].name}/ is the test set, for want of one; validation comes from train/"
+        )
+    classes = _class_folders(present["train"])
+    files: dict[str, list[Path]] = {}
+    labels: dict[str, list[int]] = {}
+    for part, place in present.items():
+        if unknown := sorted(set(_class_folders(place)) - set(classes)):
+            raise DataError(f"{place} has classes that {present['train']} has not: {', '.join(unknown[:5])}")
+        found = [(path, k) for k, name in enumerate(classes) for path in _images(place / name)]
+        if not found:
+            raise DataError(
+                f"{place} holds no images below its class folders ({', '.join(classes[:5])}, ...)"
+            )
+        files[part], labels[part] = [path for path, _ in found], [k for _, k in found]
+    images = read_images([path for part in files.values() for path in part], size=size)
+    pieces = images.split([len(part) for part in files.values()])
+    parts = {p: Split(x, torch.tensor(labels[p])) for p, x in zip(files, pieces, strict=True)}
+    return Raw(parts, "classification", classes, notes=tuple(notes))
+
+
+def _class_folders(place: Path) -> tuple[str, ...]:
+    found = tuple(sorted(p.name for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    if not found:
+        raise DataError(
+            f"{place} is empty of class folders; expected {place}/<class>/<image> with one folder for each "
+            f"class"
+        )
+    return found
+
+
+def _images(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return []
+    return sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
