@@ -18,6 +18,7 @@ from covey.methods import (
     MCDropout,
     MultiHead,
     NormEnsemble,
+    Packed,
     Replicate,
 )
 
@@ -35,6 +36,7 @@ __all__ = [
     "Method",
     "MultiHead",
     "NormEnsemble",
+    "Packed",
     "Parameterization",
     "Prediction",
     "Regression",

@@ -5,6 +5,7 @@ from covey.methods.batch_ensemble import BatchEnsemble
 from covey.methods.masksembles import Masksembles
 from covey.methods.mc_dropout import MCDropout
 from covey.methods.mimo import MIMO
+from covey.methods.packed import Packed
 from covey.methods.replicate import DeepEnsemble, MultiHead, NormEnsemble, Replicate
 
 METHODS: dict[str, type[Method]] = {
@@ -16,4 +17,5 @@ METHODS: dict[str, type[Method]] = {
     "masksembles": Masksembles,
     "mimo": MIMO,
     "mc-dropout": MCDropout,
+    "packed": Packed,
 }
