@@ -3,8 +3,8 @@
     python benchmarks/templates.py [--networks convnet wrn-16-4] [--rounds 7]
 
 For each network and method, with 4 members and batches of 64: a training step and an inference call over those of the
-same members with weights of their own (a deep ensemble in a loop run), the stored bytes over those of the tensors, and the
-most memory alive in a loop run at inference with nothing kept, over one member's weights and the largest activations.
+same members with weights of their own (a deep ensemble in a loop run), the stored bytes over those of the tensors, and
+the most memory alive in a loop run at inference with nothing kept, over one member's weights and the largest activations.
 One thread and its processor time, both taken in turn, best of each: a busy machine disturbs that least.
 """
 
@@ -93,7 +93,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| network | method | training step | inference | stored bytes | peak, one at a time | peak, kept |")
+    print(
+        "| network | method | training step | inference | stored bytes | peak, one at a time | peak, kept |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.networks:
         torch.manual_seed(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from covey.evaluate import Evaluation, evaluate
 from covey.train import History, fit
 
 SETTINGS = "settings.json"
-_log = logging.getLogger("covey")
 
 
 def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
@@ -26,6 +25,10 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
     data = settings.dataset.load()
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
+    described = {**settings.to_dict(), "record": data.record}
+    if leads() and not (folder / SETTINGS).exists():  # fit itself refuses a folder with a run in it
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, {**described, "seconds": None, "ended": "not finished"})
     started = time.perf_counter()
     history = fit(
         network,
@@ -36,14 +39,19 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
         machine=settings.machine,
         resume=resume,
     )
-    record = {
-        **settings.to_dict(),
-        "record": data.record,
-        "seconds": round(time.perf_counter() - started, 1),
-        "ended": history.ended,
-    }
-    write_text(folder / SETTINGS, json.dumps(record, indent=1) + "\n")
+    seconds = round(time.perf_counter() - started, 1)
+    if leads():
+        _write(folder, {**described, "seconds": seconds, "ended": history.ended})
     return history, data
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    write_text(folder / SETTINGS, json.dumps(record, indent=1) + "\n")
+
+
+def leads() -> bool:
+    """Whether this is the first, or the only, process of a run."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def score(

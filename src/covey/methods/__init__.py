@@ -7,6 +7,7 @@ from covey.methods.masksembles import Masksembles
 from covey.methods.mc_dropout import MCDropout
 from covey.methods.mimo import MIMO
 from covey.methods.mixture import Mixture
+from covey.methods.packed import Packed
 from covey.methods.replicate import DeepEnsemble, MultiHead, NormEnsemble, Replicate
 from covey.methods.shapeshifter import ShapeShifter
 from covey.methods.slimmable import Slimmable
@@ -26,4 +27,5 @@ METHODS: dict[str, type[Method]] = {
     "superweights": SuperWeights,
     "shapeshifter": ShapeShifter,
     "slimmable": Slimmable,
+    "packed": Packed,
 }
