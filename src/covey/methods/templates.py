@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Axes, Where, axes, norms, owner_of
+from covey.edit.layers import Axes, Where, axes, fresh, norms, owner_of
 from covey.ensemble import Ensemble, Group, Parameterization
 from covey.errors import ConversionError, OptionError
+from covey.methods.parts import stack, values
 from covey.tensors import Tensors, scale_gradient
 
 
@@ -320,6 +321,23 @@ def own_names(body: Anatomy, made: Iterable[str], norms_of: str) -> list[str]:
         name for name, t in body.network.named_parameters() if t.ndim == 1 and owner_of(name) in owners
     }
     return [name for name in body.select("all") if name in names | (vectors - norms(body.network))]
+
+
+def own_copies(body: Anatomy, names: Sequence[str], members: int) -> dict[str, Tensor]:
+    """Copies of each member's own tensors, (M, *shape). Heads after the first are drawn anew.
+
+    Members that share all else would never come apart without that. Uses the global random state.
+    """
+    copies = {name: stack(tensor, members) for name, tensor in values(body.network, names).items()}
+    for owner in dict.fromkeys(owner_of(name) for name in body.head):
+        prefix = f"{owner}." if owner else ""
+        layer = body.network.get_submodule(owner)
+        for k in range(1, members):
+            drawn = dict(fresh(layer, None)[0].named_parameters())
+            for name in names:
+                if name in body.head and owner_of(name) == owner:
+                    copies[name][k] = drawn[name.removeprefix(prefix)].detach()
+    return copies
 
 
 def allowance(budget: int | float, networks: Sequence[nn.Module]) -> int:

@@ -171,7 +171,10 @@ def _restore(job: Job, network: nn.Module) -> tuple[State | None, Path | None]:
     path, about, tensors = found
     ensemble: nn.Module = network
     for phase in job.phases[: about["phase"] + 1]:
-        ensemble = phase.build(ensemble, job)
+        if phase.restore is None:
+            ensemble = phase.build(ensemble, job)
+        else:
+            ensemble = phase.restore(ensemble, job, about["extra"])
     assert isinstance(ensemble, Ensemble)
     ensemble = _placed(job, ensemble)
     optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe)
