@@ -7,21 +7,21 @@ import io
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from tyro.conf import Positional
 
 from covey.atomic import write_text
 from covey.cli import recipes, run
-from covey.cli.flags import UsageError, describe, parse, parse_one
-from covey.cli.settings import KINDS, SINGLE, Dataset, Network, Settings, fill, kind_of
+from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
+from covey.cli.settings import KINDS, Dataset, Settings, fill, kind_of
 from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
-from covey.errors import OptionError, StoreError
+from covey.errors import StoreError
+from covey.train import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class TrainFlags:
 def train(args: Sequence[str]) -> int:
     """Train a network or an ensemble: covey train METHOD --data NAME --network NAME ..."""
     name, rest = _method_first(args)
-    file = _flag_value(rest, "--recipe")
-    scale = _flag_value(rest, "--scale") or "full"
+    file = flag_value(rest, "--recipe")
+    scale = flag_value(rest, "--scale") or "full"
     if scale not in ("full", "small"):
         raise UsageError(f"--scale is full or small; got {scale!r}.")
     start = recipes.read(file).at(scale) if file else Settings()
@@ -55,12 +55,16 @@ def train(args: Sequence[str]) -> int:
         if any(word in ("-h", "--help") for word in rest):
             print(train_help())
             return 0
-        raise UsageError("covey train takes a method, or a recipe file that names one; `covey methods` lists them.")
+        raise UsageError(
+            "covey train takes a method, or a recipe file that names one; `covey methods` lists them."
+        )
     name = name or start.method
     options = start.options if name == start.method else kind_of(name)()
     settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
     history, data = run.train(settings, folder, resume=own.resume)
+    if not run.leads():
+        return 0
     print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
           f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
     if own.evaluate and len(data.test):
@@ -219,11 +223,10 @@ def methods(args: Sequence[str]) -> int:
         return 0
     kind = kind_of(own.name)
     print(f"{own.name}: {_first_line(kind)}\n")
-    told = describe(kind)
-    for found in fields(kind):
-        default = found.default if found.default is not MISSING else None
-        if found.metadata.get("stored", True):
-            print(f"  --{found.name.replace('_', '-'):14} {told.get(found.name, '')} (default {default})")
+    told, example = describe(kind), kind()
+    names = flag_names({"own": TrainFlags(), "recipe": Recipe(), "options": example}, "options")
+    for name, flag in names.items():
+        print(f"  {flag:16} {told.get(name, '')} (default {getattr(example, name)})")
     return 0
 
 
@@ -277,11 +280,15 @@ def show(args: Sequence[str]) -> int:
     ensemble = run.read_ensemble(folder)
     coverage = ensemble.coverage
     print(f"method    {settings.method} {_differences(settings.options)}")
-    print(f"network   {settings.network.network or ensemble.skeleton().covey_zoo['name']}")
+    print(
+        f"network   {settings.network.network or getattr(ensemble.skeleton(), 'covey_zoo', {}).get('name')}"
+    )
     print(f"data      {settings.dataset.data}")
     print(f"recipe    {_differences(settings.recipe)}")
     print(f"run       {ensemble.runs['train']} in training, {ensemble.runs['eval']} in evaluation")
-    print(f"size      {coverage.total:,} parameters, {coverage.ratio:.3f} of the network's {coverage.network:,}")
+    print(
+        f"size      {coverage.total:,} parameters, {coverage.ratio:.3f} of the network's {coverage.network:,}"
+    )
     print(f"training  {stored['ended']}, {stored['seconds']} s\n")
     print((folder / "history.csv").read_text().strip())
     if (folder / "evaluation.json").exists():
@@ -300,7 +307,8 @@ def _method_first(args: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(args)
 
 
-def _flag_value(args: Sequence[str], flag: str) -> str | None:
+def flag_value(args: Sequence[str], flag: str) -> str | None:
+    """A flag's value before all flags are read, since the recipe file changes their defaults."""
     for i, word in enumerate(args):
         if word == flag and i + 1 < len(args):
             return args[i + 1]
@@ -330,5 +338,3 @@ def _as_csv(rows: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-

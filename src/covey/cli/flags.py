@@ -58,7 +58,8 @@ def parse(command: str, parts: Mapping[str, Any], args: Sequence[str], *, about:
     found = _run_tyro(flat, command, args, about)
     given: dict[str, dict[str, Any]] = {part: {} for part in parts}
     for name, flag in flags.items():
-        given[flag.part][flag.name] = _back(getattr(found, name), flag.default)
+        value, default = getattr(found, name), getattr(parts[flag.part], flag.name)
+        given[flag.part][flag.name] = default if value == flag.default else _unwrapped(value, flag)
     return {part: replace(parts[part], **values) for part, values in given.items()}
 
 
@@ -72,6 +73,11 @@ def describe(kind: type) -> dict[str, str]:
     return found
 
 
+def flag_names(parts: Mapping[str, Any], part: str) -> dict[str, str]:
+    """The flag of each field of a part, where the parts before it may have taken its name."""
+    return {f.name: "--" + name.replace("_", "-") for name, f in _flags(parts).items() if f.part == part}
+
+
 def _flags(parts: Mapping[str, Any]) -> dict[str, Flag]:
     flags: dict[str, Flag] = {}
     for part, default in parts.items():
@@ -81,22 +87,31 @@ def _flags(parts: Mapping[str, Any]) -> dict[str, Flag]:
                 continue  # a function or the like, which cannot be typed
             name = found.name if found.name not in flags else f"{part}_{found.name}"
             value = getattr(default, found.name)
-            hint = tuple[str, ...] if "Sequence[str]" in str(hints[found.name]) else hints[found.name]
+            hint = hints[found.name]
+            if "Sequence[str]" in str(hint):  # one word or several
+                hint, value = tuple[str, ...], _words(value)
             flags[name] = Flag(part, found.name, hint, told.get(found.name, ""), value)
     return flags
 
 
 def _default(value: Any) -> Any:
     if isinstance(value, str) or value is None or not is_dataclass(value):
-        return field(default=value) if not isinstance(value, list | dict) else field(default_factory=lambda: value)
+        return (
+            field(default=value)
+            if not isinstance(value, list | dict)
+            else field(default_factory=lambda: value)
+        )
     return field(default_factory=lambda: value)
 
 
-def _back(value: Any, default: Any) -> Any:
-    """A `where` typed as words: one word stands for itself, none for the default."""
-    if isinstance(value, tuple) and (isinstance(default, str) or default is None) and len(value) < 2:
-        return value[0] if value else default
-    return value
+def _words(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _unwrapped(value: Any, flag: Flag) -> Any:
+    """One word stands for itself where several are allowed too."""
+    several = isinstance(value, tuple) and flag.hint == tuple[str, ...] and isinstance(flag.default, tuple)
+    return value[0] if several and len(value) == 1 and flag.name in ("where", "restart") else value
 
 
 def _check_names(command: str, flags: Mapping[str, Flag], args: Sequence[str]) -> None:
@@ -106,7 +121,10 @@ def _check_names(command: str, flags: Mapping[str, Flag], args: Sequence[str]) -
         inner = fields(flag.default) if is_dataclass(flag.default) else None
         for leaf in [f.name for f in inner] if inner else [None]:
             full = (f"{name}.{leaf}" if leaf else name).replace("_", "-")
-            known |= {f"--{full}", "--" + re.sub(r"([^.]*)$", r"no-\1", full)}
+            known.add(f"--{full}")
+            if isinstance(getattr(flag.default, leaf) if leaf else flag.default, bool):
+                stem, dot, last = full.rpartition(".")
+                known.add(f"--{stem}{dot}no-{last}")
     known |= {"--help", "-h"}
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
@@ -118,7 +136,8 @@ def _run_tyro(kind: type, command: str, args: Sequence[str], about: str) -> Any:
     caught = io.StringIO()
     try:
         with contextlib.redirect_stderr(caught):
-            return tyro.cli(kind, prog=command, args=list(args), description=about)
+            config = (tyro.conf.PositionalMetavarFromFieldName,)
+            return tyro.cli(kind, prog=command, args=list(args), description=about, config=config)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -130,9 +149,9 @@ def _one_line(text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     lines = [re.sub(r"[╭─╮│╰╯]+", " ", line).strip() for line in text.splitlines()]
     kept = [line for line in lines if line and "full helptext" not in line and "--help" not in line]
-    return " ".join(" ".join(kept).split()).removeprefix("Parsing error ").removeprefix("Error parsing ") or (
-        "the command line cannot be read"
-    )
+    words = " ".join(" ".join(kept).split()).partition(" Argument helptext:")[0]
+    words = re.sub(r"^(Parsing error|Value error|Required options|Unrecognized options) ", "", words)
+    return words or "the command line cannot be read"
 
 
 def parse_one(command: str, kind: type, args: Sequence[str], *, about: str) -> Any:

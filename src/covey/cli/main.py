@@ -27,6 +27,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("covey: stopped; `--resume` goes on from the last checkpoint", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads has read enough
+        sys.stdout = None
+        return 0
     except OSError as error:
         return _failed(error, 2, verbose)
     except Exception as error:
@@ -92,7 +95,7 @@ def _watch() -> None:
     def show(message: Any, category: type, *_: Any, **__: Any) -> None:
         tqdm.write(f"covey: warning: {message}", file=sys.stderr)
 
-    warnings.showwarning = show  # type: ignore[assignment]
+    warnings.showwarning = show
 
 
 def entry() -> None:

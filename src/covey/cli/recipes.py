@@ -62,7 +62,9 @@ def find(name: str) -> Path:
     own = {p.stem: p for p in sorted(folder().glob("*.toml"))}
     if path.stem in own and path.parent in (Path(), Path("recipes")):
         return own[path.stem]
-    raise StoreError(f"there is no recipe {name!r}{suggest(path.stem, own)}; `covey reproduce --list` lists them.")
+    raise StoreError(
+        f"there is no recipe {name!r}{suggest(path.stem, own)}; `covey reproduce --list` lists them."
+    )
 
 
 def read(name: str) -> RecipeFile:
@@ -81,7 +83,9 @@ def read(name: str) -> RecipeFile:
     stored = {k: v for k, v in table.items() if k not in ("about", "small", "compare")}
     try:
         settings = Settings.from_dict({"method": SINGLE, **stored})
-        made = RecipeFile(path, table.get("about", {}), settings, table.get("small", {}), table.get("compare", {}))
+        made = RecipeFile(
+            path, table.get("about", {}), settings, table.get("small", {}), table.get("compare", {})
+        )
         made.at("small")
     except (CoveyError, KeyError, TypeError) as error:
         raise OptionError(f"{path}, line {_line(text, _key_in(str(error)))}: {error}") from error
@@ -90,7 +94,9 @@ def read(name: str) -> RecipeFile:
 
 def _key_in(message: str) -> str:
     """The key that an error speaks of."""
-    quoted = re.search(r"no setting '([^']+)'|^(?:[\w]+\.)*(\w+) (?:should|is|must)|no method '([^']+)'", message)
+    quoted = re.search(
+        r"no setting '([^']+)'|^(?:[\w]+\.)*(\w+) (?:should|is|must)|no method '([^']+)'", message
+    )
     return next((g for g in quoted.groups() if g), "") if quoted else ""
 
 

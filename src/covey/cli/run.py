@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from covey.evaluate import Evaluation, evaluate
 from covey.train import History, fit
 
 SETTINGS = "settings.json"
-_log = logging.getLogger("covey")
 
 
 def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
@@ -26,6 +25,10 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
     data = settings.dataset.load()
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
+    described = {**settings.to_dict(), "record": data.record}
+    if leads() and not (folder / SETTINGS).exists():  # fit itself refuses a folder with a run in it
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, {**described, "seconds": None, "ended": "not finished"})
     started = time.perf_counter()
     history = fit(
         network,
@@ -36,14 +39,19 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
         machine=settings.machine,
         resume=resume,
     )
-    record = {
-        **settings.to_dict(),
-        "record": data.record,
-        "seconds": round(time.perf_counter() - started, 1),
-        "ended": history.ended,
-    }
-    write_text(folder / SETTINGS, json.dumps(record, indent=1) + "\n")
+    seconds = round(time.perf_counter() - started, 1)
+    if leads():
+        _write(folder, {**described, "seconds": seconds, "ended": history.ended})
     return history, data
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    write_text(folder / SETTINGS, json.dumps(record, indent=1) + "\n")
+
+
+def leads() -> bool:
+    """Whether this is the first, or the only, process of a run."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def score(
@@ -81,7 +89,9 @@ def headline(evaluation: Evaluation) -> str:
     for name, value in ensemble.items():
         if isinstance(value, float | int):
             own = members.get(name)
-            lines.append(f"  {name:14} {value:.4f}" + (f"   members' mean {own:.4f}" if own is not None else ""))
+            lines.append(
+                f"  {name:14} {value:.4f}" + (f"   members' mean {own:.4f}" if own is not None else "")
+            )
     for name, value in evaluation.headline.items():
         if name not in ensemble and value is not None and name in ("auroc", "fpr95", "disagreement"):
             lines.append(f"  {name:14} {value:.4f}")
@@ -93,5 +103,3 @@ def usual_folder(settings: Settings) -> Path:
     network = settings.network.network or "network"
     data = Path(settings.dataset.data).stem
     return Path("runs") / f"{settings.method}-{network}-{data}-{settings.recipe.seed}"
-
-

@@ -109,7 +109,7 @@ class Network:
         options = {**zoo.find(name).arguments_for(data.shape), **parse_options(self.network_option)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = zoo.create(name, **{"classes": outputs, **options})  # type: ignore[arg-type]
+            network = zoo.create(name, **{"classes": outputs, **options})
         return network if self.weights is None else trained(network, Path(self.weights))
 
 
@@ -149,9 +149,11 @@ class Settings:
         )
 
     def scaled(self, small: Mapping[str, Any]) -> Settings:
-        """The same at the size that a recipe file's [small] table says: shorter, on fewer samples, a smaller network."""
+        """The same at the size that a recipe file's [small] table says: fewer epochs and samples, a smaller network."""
         recipe = self.recipe.scaled(small.get("epochs", self.recipe.epochs) / self.recipe.epochs)
-        network = fill(self.network, {k: small[k] for k in ("network", "network_option") if k in small}, "small")
+        network = fill(
+            self.network, {k: small[k] for k in ("network", "network_option") if k in small}, "small"
+        )
         dataset = replace(self.dataset, **{k: small[k] for k in ("data", "samples") if k in small})
         options = fill(self.options, small.get("options", {}), "small.options")
         recipe = fill(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")
@@ -254,6 +256,11 @@ def _fewer(data: Data, count: int) -> Data:
     def cut(split: Split) -> Split:
         return Split(split.inputs[:count], split.targets[:count])
 
-    parts = {name: cut(getattr(data, name)) for name in ("train", "validation", "test")}
-    record = {**data.record, "samples": count}
-    return replace(data, **parts, ood={n: x[:count] for n, x in data.ood.items()}, record=record)
+    return replace(
+        data,
+        train=cut(data.train),
+        validation=cut(data.validation),
+        test=cut(data.test),
+        ood={name: inputs[:count] for name, inputs in data.ood.items()},
+        record={**data.record, "samples": count},
+    )
