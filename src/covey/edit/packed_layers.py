@@ -248,7 +248,7 @@ def convolution(layers: Sequence[Any], shared: bool) -> nn.Module:
 def norm(layers: Sequence[Any]) -> nn.Module:
     """M BatchNorms, InstanceNorms or GroupNorms as one over M times the channels."""
     first, members = layers[0], len(layers)
-    where = {"device": _device(first), "dtype": _dtype(first)}
+    where: dict[str, Any] = {"device": _device(first), "dtype": _dtype(first)}
     if isinstance(first, nn.GroupNorm):
         made: nn.Module = nn.GroupNorm(
             first.num_groups * members, first.num_channels * members, first.eps, first.affine, **where
