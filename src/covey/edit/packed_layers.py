@@ -200,6 +200,16 @@ class OverMembers:
         return torch.func.vmap(one, in_dims=self.in_dims, randomness="different")(*args)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """Attention of all members, (M, B, heads, L, C): they count as further samples, so that fused kernels serve."""
+    members = len(query)
+    mask = rest[0] if rest else options.get("attn_mask")
+    if mask is not None:
+        return F.scaled_dot_product_attention(query, key, value, *rest, **options)
+    folded = (t.flatten(0, 1) for t in (query, key, value))
+    return F.scaled_dot_product_attention(*folded, *rest, **options).unflatten(0, (members, -1))
+
+
 class MemberShape:
     """The shape that a tensor has for one member."""
 

@@ -234,6 +234,12 @@ class Packer:
             self.put(node, self.graph.node_copy(node, lambda n: self.new[n]), 1)
         elif name in ("cat", "concat") and isinstance(_argument(node, 1, "dim", 0), int):
             self._cat(node)
+        elif name == "scaled_dot_product_attention" and all(self._is_apart(n) for n in node.args[:3]):
+            made = {n: self.front(n) for n in inputs}
+            args, kwargs = (
+                self._map(a, lambda n: made.get(n, self.new[n])) for a in (node.args, dict(node.kwargs))
+            )
+            self.put(node, self.graph.call_function(layers.attention, args, kwargs), "front")
         elif "setitem" in name:
             raise ConversionError(
                 "the network cannot be packed into one: it writes into a tensor (x[...] = y)."
