@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import covey
 
-EPOCHS, BATCH, LR = 40, 64, 0.05
+EPOCHS, BATCH, LR = 25, 64, 0.05
 METHODS: dict[str, covey.Method] = {
     "single network": covey.Replicate(members=1),
     "deep ensemble": covey.DeepEnsemble(members=4),

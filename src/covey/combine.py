@@ -9,10 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from covey.errors import OptionError
+
+if TYPE_CHECKING:
+    from covey.evaluate.calibration import Conformal
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,9 @@ class Prediction:
 
     Args:
         logits: members' logits, (M, B, ..., C).
+        pooled: log-probabilities of the answer after a calibration of the pooled prediction, (B, ..., C). What
+            members do not agree on is still read from their own logits.
+        conformal: what gives `sets`, fitted on validation data.
 
     >>> p = Prediction(torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]]))
     >>> p.probs
@@ -30,6 +39,8 @@ class Prediction:
     """
 
     logits: Tensor
+    pooled: Tensor | None = None
+    conformal: Conformal | None = None
 
     @cached_property
     def member_log_probs(self) -> Tensor:
@@ -38,7 +49,11 @@ class Prediction:
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """Log of the mean probability, (B, ..., C): logsumexp over members minus log M."""
+        """Log of the mean probability, (B, ..., C): logsumexp over members minus log M; calibrated if that is set."""
+        return self._mean_log_probs if self.pooled is None else self.pooled
+
+    @cached_property
+    def _mean_log_probs(self) -> Tensor:
         return torch.logsumexp(self.member_log_probs, 0) - math.log(len(self.logits))
 
     @cached_property
@@ -68,8 +83,8 @@ class Prediction:
 
     @cached_property
     def mutual_information(self) -> Tensor:
-        """Entropy minus expected entropy in nats, what the members do not agree on, (B, ...). Never below 0."""
-        return (self.entropy - self.expected_entropy).clamp_min(0)
+        """Entropy of the mean minus mean entropy, what the members do not agree on, (B, ...). Never below 0."""
+        return (_entropy(self._mean_log_probs) - self.expected_entropy).clamp_min(0)
 
     @cached_property
     def variation_ratio(self) -> Tensor:
@@ -86,6 +101,16 @@ class Prediction:
     def energy(self) -> Tensor:
         """Free energy of the mean logits, minus their logsumexp; high for strange inputs, (B, ...)."""
         return -torch.logsumexp(self.logits.mean(0), -1)
+
+    @cached_property
+    def sets(self) -> Tensor:
+        """Which classes are in the conformal set, bool (B, ..., C)."""
+        if self.conformal is None:
+            raise OptionError(
+                "this ensemble has no conformal sets yet: fit them on validation data with "
+                "fit_conformal of covey.evaluate and set ensemble.conformal."
+            )
+        return self.conformal.sets(self.probs)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def convert(
     >>> ensemble(torch.zeros(2, 4)).shape
     torch.Size([4, 2, 3])
     """
-    networks = list(network) if isinstance(network, list | tuple) else [network]
+    networks: list[nn.Module] = list(network) if isinstance(network, Sequence) else [network]
     _check(networks, method, task)
     bodies = [examine(net, example=example, output=output, head=head, stem=stem) for net in networks]
     device_ids = sorted(
@@ -94,6 +94,7 @@ def convert(
         method.members > 1
         and not any(part.varies for part in ensemble.parts.values())
         and not bodies[0].random
+        and getattr(method, "where", None) != ()  # asked for: a control that only adds up gradients
     ):
         raise ConversionError(
             f"{type(method).__name__} gives this network no tensor of the members' own and nothing in it is random, so "

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,10 @@ from covey.edit.layers import fill, hollow, slots
 from covey.errors import OptionError
 from covey.parameterization import Group, Parameterization
 from covey.tensors import Buffers
+
+if TYPE_CHECKING:
+    from covey.evaluate.anytime import Anytime
+    from covey.evaluate.calibration import Conformal, Temperature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,8 @@ class Ensemble(nn.Module):
         self.records = [body.record() for body in bodies]
         extra = {key: value for body in bodies for key, value in body.extra.items()}
         self.about = About(output=bodies[0].output, extra=extra)
-        self.calibration: Any = None
+        self.temperature: Temperature | None = None
+        self.conformal: Conformal | None = None
         self.runs = {"train": "auto", "eval": "auto"}
         self.memory_format = torch.contiguous_format
         self.train(bodies[0].network.training)
@@ -108,18 +113,25 @@ class Ensemble(nn.Module):
     def predict(self, *args: Any, **kwargs: Any) -> Prediction | Regression:
         """The combined answer and its uncertainty, in eval mode and without gradients.
 
-        Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one.
+        Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one. If they are set,
+        `temperature` calibrates the probabilities and `conformal` gives sets of classes.
         """
         with self.evaluating(), torch.no_grad():
-            outputs = self(*args, **kwargs)
+            return self.answer(self(*args, **kwargs))
+
+    def answer(self, outputs: Tensor) -> Prediction | Regression:
+        """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""
         if self.about.task == "regression":
             return Regression(outputs)
         outputs = outputs.movedim(self._class_axis(outputs), -1)
         if self.about.task == "gaussian":
             return Regression(*gaussian(outputs))
-        if self.calibration is not None:
-            outputs = self.calibration.apply(outputs)
-        return Prediction(outputs)
+        if self.temperature is None:
+            return Prediction(outputs, conformal=self.conformal)
+        scaled = self.temperature.apply(outputs)
+        if self.temperature.kind == "members":
+            return Prediction(scaled, conformal=self.conformal)
+        return Prediction(outputs, scaled[0].log_softmax(-1), self.conformal)
 
     @property
     def run(self) -> str:
@@ -160,6 +172,12 @@ class Ensemble(nn.Module):
         buffers, row = self.buffers_of(self._checked(k))
         with torch.no_grad():
             return fill(self.skeleton(k), {**self.tensors(k), **buffers.member(row)})
+
+    def anytime(self, inputs: Any, targets: Tensor, *, score: str = "accuracy", batch: int = 64) -> Anytime:
+        """What every subset of members costs and scores on held-out data, and answers within a budget of time."""
+        from covey.evaluate.anytime import measure
+
+        return measure(self, inputs, targets, score=score, batch=batch)
 
     @property
     def alike(self) -> bool:

@@ -92,6 +92,7 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
     ensemble.about.seed, ensemble.runs = config["seed"], dict(config["runs"])
     ensemble.memory_format = getattr(torch, config["memory_format"])
     _fill(ensemble, folder, config)
+    _calibrate(ensemble, config["calibration"])
     return ensemble.train(config["training"])
 
 
@@ -138,6 +139,7 @@ def _config(ensemble: Ensemble) -> dict[str, Any]:
         "runs": ensemble.runs,
         "memory_format": str(ensemble.memory_format).removeprefix("torch."),
         "training": ensemble.training,
+        "calibration": [c.to_dict() for c in (ensemble.temperature, ensemble.conformal) if c is not None],
     }
 
 
@@ -229,6 +231,16 @@ def _fill(ensemble: Ensemble, folder: Path, config: dict[str, Any]) -> None:
         if shapes[0] != shapes[1]:
             raise StoreError(f"{path} does not fit: {name!r} should be {shapes[0]} and is {shapes[1]}.")
     ensemble.load_state_dict(tensors, assign=True)
+
+
+def _calibrate(ensemble: Ensemble, stored: list[dict[str, Any]]) -> None:
+    from covey.evaluate.calibration import Temperature, from_dict
+
+    for found in map(from_dict, stored):
+        if isinstance(found, Temperature):
+            ensemble.temperature = found
+        else:
+            ensemble.conformal = found
 
 
 def _digest(path: Path) -> str:

@@ -149,7 +149,8 @@ class JointEnsemble(Ensemble):
         inputs = Inputs(args, kwargs, self.members, self.memory_format)
         flat_args, flat_kwargs = tree_map(_joined, (inputs.args, inputs.kwargs))
         buffers, _ = self.buffers_of(0)
-        tensors = {**self.tensors(0), **buffers.member(0)}
+        # copies, since writing the statistics back would spoil what the backward pass has kept
+        tensors = {**self.tensors(0), **{name: t.clone() for name, t in buffers.member(0).items()}}
         with self._joint(tensors):
             try:
                 outputs = self.call(0, tensors, flat_args, flat_kwargs)

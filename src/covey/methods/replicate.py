@@ -30,9 +30,11 @@ class Replicate(Method):
     Args:
         members: how many networks.
         where: which tensors: "all", "head", "norms", "stem", names, module paths, regular expressions, or several.
+            With () members share everything, and gradients of their minibatches add up: a control.
         init: "copy" starts every member at the network's own weights; "fresh" initialises each anew.
         noise: with "copy", Gaussian noise in units of each tensor's root mean square.
         gamma: factor of the shared tensors' gradient; 1/M if None.
+        decay: factor of the weight decay of the members' tensors.
         factory: with "fresh", a function that makes a newly initialised network; without it, layers reset
             themselves.
     """
@@ -41,20 +43,21 @@ class Replicate(Method):
     init: Literal["copy", "fresh"] = "copy"
     noise: float = 0.0
     gamma: float | None = None
+    decay: float = 1.0
     factory: Callable[[], nn.Module] | None = field(default=None, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.init not in ("copy", "fresh"):
             raise OptionError(f"init is 'copy' or 'fresh'; got {self.init!r}.")
-        if self.noise < 0:
-            raise OptionError(f"noise is a standard deviation, at least 0; got {self.noise}.")
+        if self.noise < 0 or self.decay < 0:
+            raise OptionError(f"noise and decay are at least 0; got {self.noise} and {self.decay}.")
 
     def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
         """M copies of the chosen tensors of one network."""
         (body,) = bodies
         chosen = body.select(self.where)
-        if not chosen:
+        if not chosen and self.where:
             raise ConversionError(
                 f"where={self.where!r} names only frozen tensors, so members would not differ."
             )
@@ -70,7 +73,7 @@ class Replicate(Method):
                 "members were initialised apart (init='fresh'), so the mean of their weights is no trained network. "
                 "Average predictions instead, or start from one network with init='copy'."
             )
-        part = Replicated(copies, notes=notes, why_apart=why_apart)
+        part = Replicated(copies, notes=notes, decay=self.decay, why_apart=why_apart)
         ensemble = assemble(
             self, body, {"replicated": part}, gamma=1 / self.members if self.gamma is None else self.gamma
         )

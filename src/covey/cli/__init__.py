@@ -1,0 +1,1 @@
+"""The command line. Every flag is a field of a dataclass; the commands only put the library's parts together."""

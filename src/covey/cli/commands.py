@@ -1,0 +1,340 @@
+"""The commands, one function each: from what was typed to what is printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from covey.atomic import write_text
+from covey.cli import recipes, run
+from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
+from covey.cli.settings import KINDS, Dataset, Settings, fill, kind_of
+from covey.combine import Prediction
+from covey.data.inputs import prepare, read_inputs
+from covey.data.show import contact_sheet, list_known, summary
+from covey.errors import StoreError
+from covey.train import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainFlags:
+    """What `covey train` takes besides the run's own settings.
+
+    Args:
+        recipe: a recipe file, whose settings are the defaults of all other flags.
+        scale: the size of the recipe: "full", or "small" for a run on a CPU.
+        folder: where to write the run; runs/... if not given.
+        resume: go on from the newest whole checkpoint in the folder.
+        evaluate: score on the test data at the end.
+    """
+
+    recipe: str | None = None
+    scale: Literal["full", "small"] = "full"
+    folder: str | None = None
+    resume: bool = False
+    evaluate: bool = True
+
+
+def train(args: Sequence[str]) -> int:
+    """Train a network or an ensemble: covey train METHOD --data NAME --network NAME ..."""
+    name, rest = _method_first(args)
+    file = flag_value(rest, "--recipe")
+    scale = flag_value(rest, "--scale") or "full"
+    if scale not in ("full", "small"):
+        raise UsageError(f"--scale is full or small; got {scale!r}.")
+    start = recipes.read(file).at(scale) if file else Settings()
+    if name is None and not file:
+        if any(word in ("-h", "--help") for word in rest):
+            print(train_help())
+            return 0
+        raise UsageError(
+            "covey train takes a method, or a recipe file that names one; `covey methods` lists them."
+        )
+    name = name or start.method
+    options = start.options if name == start.method else kind_of(name)()
+    settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
+    folder = Path(own.folder) if own.folder else run.usual_folder(settings)
+    history, data = run.train(settings, folder, resume=own.resume)
+    if not run.leads():
+        return 0
+    print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
+          f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
+    if own.evaluate and len(data.test):
+        print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
+    return 0
+
+
+def read_run(
+    command: str, name: str, options: Any, start: Settings, own: Any, args: Sequence[str]
+) -> tuple[Settings, Any]:
+    """Settings and a command's own flags, from `start` and what was typed."""
+    parts = {
+        "own": own,
+        "recipe": start.recipe,
+        "options": options,
+        "network": start.network,
+        "dataset": start.dataset,
+        "machine": start.machine,
+    }
+    about = (KINDS[name].__doc__ or "").strip().split("\n\n")[0] if name in KINDS else own.__doc__ or ""
+    found = parse(command, parts, args, about=" ".join(about.split()))
+    settings = Settings(
+        method=name,
+        options=found["options"],
+        dataset=found["dataset"],
+        network=found["network"],
+        recipe=found["recipe"],
+        machine=found["machine"],
+    )
+    return settings, found["own"]
+
+
+def train_help() -> str:
+    """What `covey train --help` says: the methods, each with its first line."""
+    lines = ["usage: covey train METHOD [flags]", "       covey train --recipe FILE [flags]", "", "methods:"]
+    lines += [f"  {name:16} {_first_line(kind)}" for name, kind in KINDS.items()]
+    return "\n".join([*lines, "", "`covey train METHOD --help` explains every flag."])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateFlags:
+    """Score a trained run on its test data.
+
+    Args:
+        folder: of the run.
+        limit: use only the first so many samples of each set.
+        corruptions: corrupt the first so many test images in 75 ways and score those too.
+        ood: further known sets to test out-of-distribution detection on.
+        json: print all scores as JSON.
+    """
+
+    folder: Positional[str]
+    limit: int | None = None
+    corruptions: int = 0
+    ood: tuple[str, ...] = ()
+    json: bool = False
+
+
+def evaluate(args: Sequence[str]) -> int:
+    """Score a trained run: covey evaluate FOLDER"""
+    own = parse_one("covey evaluate", EvaluateFlags, args, about="Score a trained run on its test data.")
+    folder = Path(own.folder)
+    settings = run.settings_of(run.read_settings(folder))
+    dataset = settings.dataset if not own.ood else fill(settings.dataset, {"ood": list(own.ood)}, "dataset")
+    scores = run.score(
+        folder, run.read_ensemble(folder), dataset.load(), limit=own.limit, corruptions=own.corruptions
+    )
+    print(json.dumps(scores.scores, indent=1) if own.json else run.headline(scores))
+    for note in () if own.json else scores.notes:
+        print(f"  note: {note}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictFlags:
+    """Predict with a trained run.
+
+    Args:
+        folder: of the run.
+        input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
+        out: a .csv or .json file to write; printed as CSV if not given.
+        batch: samples that run at once.
+    """
+
+    folder: Positional[str]
+    input: Positional[str]
+    out: str | None = None
+    batch: int = 256
+
+
+def predict(args: Sequence[str]) -> int:
+    """Predict with a trained run: covey predict FOLDER INPUT"""
+    own = parse_one("covey predict", PredictFlags, args, about="Predict with a trained run.")
+    if own.out is not None and Path(own.out).suffix not in (".csv", ".json"):
+        raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
+    record = run.read_settings(Path(own.folder))["record"]
+    ensemble = run.read_ensemble(Path(own.folder))
+    names, inputs = read_inputs(own.input, record)
+    rows: list[dict[str, Any]] = []
+    for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
+        rows += prediction_rows(labels, ensemble.predict(prepare(part, record)), record)
+    text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
+    if own.out is None:
+        sys.stdout.write(text)
+    else:
+        try:
+            write_text(Path(own.out), text)
+        except OSError as error:
+            raise StoreError(f"cannot write {own.out}: {error}") from error
+        print(f"{len(rows)} predictions written to {own.out}")
+    return 0
+
+
+def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record for each input: the prediction and its uncertainty."""
+    if isinstance(answer, Prediction):
+        classes = record["classes"]
+        columns = {
+            "prediction": [classes[i] for i in answer.label.tolist()],
+            "probability": answer.max_prob.tolist(),
+            "entropy": answer.entropy.tolist(),
+            "mutual_information": answer.mutual_information.tolist(),
+            **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
+        }
+    else:
+        unit = record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
+        scale, shift = unit["std"][0], unit["mean"][0]
+        columns = {
+            "prediction": (answer.mean.flatten() * scale + shift).tolist(),
+            "std": (answer.std.flatten() * scale).tolist(),
+            "epistemic_std": (answer.epistemic.flatten().sqrt() * scale).tolist(),
+            "aleatoric_std": (answer.aleatoric.flatten().sqrt() * scale).tolist(),
+        }
+    return [
+        dict(zip(("input", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsFlags:
+    """List the methods, or explain one.
+
+    Args:
+        name: of a method; all are listed if not given.
+    """
+
+    name: Positional[str] = ""
+
+
+def methods(args: Sequence[str]) -> int:
+    """List the methods, or explain one: covey methods [NAME]"""
+    own = parse_one("covey methods", MethodsFlags, args, about="List the methods, or explain one.")
+    if not own.name:
+        for name, kind in KINDS.items():
+            print(f"{name:16} {_first_line(kind)}")
+        return 0
+    kind = kind_of(own.name)
+    print(f"{own.name}: {_first_line(kind)}\n")
+    told, example = describe(kind), kind()
+    names = flag_names({"own": TrainFlags(), "recipe": Recipe(), "options": example}, "options")
+    for name, flag in names.items():
+        print(f"  {flag:16} {told.get(name, '')} (default {getattr(example, name)})")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFlags:
+    """What `covey data` takes besides the data set.
+
+    Args:
+        sheet: a PNG file to draw a contact sheet to.
+    """
+
+    sheet: str | None = None
+
+
+def data(args: Sequence[str]) -> int:
+    """Show what would be trained on: covey data SOURCE [--sheet FILE]"""
+    words = list(args)
+    if not words:
+        print(list_known())
+        return 0
+    if not words[0].startswith("-"):
+        words[:1] = ["--data", words[0]]
+    about = "Show what would be trained on; without a source, list the known ones."
+    found = parse("covey data", {"dataset": Dataset(), "own": DataFlags()}, words, about=about)
+    loaded = found["dataset"].load()
+    print(summary(loaded))
+    if found["own"].sheet:
+        print(f"contact sheet  {contact_sheet(loaded, found['own'].sheet)}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowFlags:
+    """Show a run.
+
+    Args:
+        folder: of the run.
+        tensors: list what became of every tensor of the network.
+    """
+
+    folder: Positional[str]
+    tensors: bool = False
+
+
+def show(args: Sequence[str]) -> int:
+    """Show a run: its settings, its history and its scores: covey show FOLDER"""
+    own = parse_one("covey show", ShowFlags, args, about="Show a run: settings, history, scores.")
+    folder = Path(own.folder)
+    stored = run.read_settings(folder)
+    settings = run.settings_of(stored)
+    ensemble = run.read_ensemble(folder)
+    coverage = ensemble.coverage
+    print(f"method    {settings.method} {_differences(settings.options)}")
+    print(
+        f"network   {settings.network.network or getattr(ensemble.skeleton(), 'covey_zoo', {}).get('name')}"
+    )
+    print(f"data      {settings.dataset.data}")
+    print(f"recipe    {_differences(settings.recipe)}")
+    print(f"run       {ensemble.runs['train']} in training, {ensemble.runs['eval']} in evaluation")
+    print(
+        f"size      {coverage.total:,} parameters, {coverage.ratio:.3f} of the network's {coverage.network:,}"
+    )
+    print(f"training  {stored['ended']}, {stored['seconds']} s\n")
+    print((folder / "history.csv").read_text().strip())
+    if (folder / "evaluation.json").exists():
+        from covey.evaluate import Evaluation
+
+        print("\ntest scores:\n" + run.headline(Evaluation.load(folder, outputs=False)))
+    if own.tensors:
+        print(f"\n{coverage}")
+    return 0
+
+
+def _method_first(args: Sequence[str]) -> tuple[str | None, list[str]]:
+    if args and not args[0].startswith("-"):
+        kind_of(args[0])
+        return args[0], list(args[1:])
+    return None, list(args)
+
+
+def flag_value(args: Sequence[str], flag: str) -> str | None:
+    """A flag's value before all flags are read, since the recipe file changes their defaults."""
+    for i, word in enumerate(args):
+        if word == flag and i + 1 < len(args):
+            return args[i + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def _differences(options: Any) -> str:
+    """What differs from the defaults, as flags."""
+    default = asdict(type(options)())
+    changed = {k: v for k, v in asdict(options).items() if v != default[k] and not callable(v)}
+    return " ".join(f"{k}={v}" for k, v in changed.items())
+
+
+def _cut(names: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [names[i : i + size] for i in range(0, len(names), size)]
+
+
+def _as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["input"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,237 @@
+"""Many runs: methods x seeds x settings, one after another, in processes, or on a Ray cluster; then one report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from covey.cli import recipes, run
+from covey.cli.commands import flag_value
+from covey.cli.flags import UsageError, parse
+from covey.cli.settings import Settings, fill, kind_of, parse_options
+from covey.errors import CoveyError, OptionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags:
+    """What `covey compare` takes besides the runs' own settings.
+
+    Args:
+        methods: names, with options if need be: packed:alpha=2,members=4.
+        seeds: one run of each method for each.
+        vary: further settings to go through, such as lr=0.1,0.01.
+        folder: where to write the runs and the report.
+        jobs: runs at the same time, each in a process of its own.
+        ray: run on Ray: the cluster at $RAY_ADDRESS if that is set, else a local one (needs covey[ray]).
+        recipe: a recipe file, whose settings are the defaults of all other flags.
+        scale: the size of the recipe: "full", or "small" for a run on a CPU.
+        baseline: the method that the others are compared with; the first with one member if not given.
+    """
+
+    methods: tuple[str, ...] = ("single", "deep-ensemble", "batch-ensemble")
+    seeds: tuple[int, ...] = (0,)
+    vary: tuple[str, ...] = ()
+    folder: str = "runs/compare"
+    jobs: int = 1
+    ray: bool = False
+    recipe: str | None = None
+    scale: Literal["full", "small"] = "full"
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of many: its name in the report, its settings, its folder."""
+
+    label: str
+    settings: Settings
+    folder: Path
+
+
+def compare(args: Sequence[str]) -> int:
+    """Train several methods and seeds and write one report: covey compare --methods A B --seeds 0 1 2"""
+    file = flag_value(args, "--recipe")
+    scale = flag_value(args, "--scale") or "full"
+    own, start = CompareFlags(), Settings()
+    small: Mapping[str, Any] = {}
+    if file:
+        found = recipes.read(file)
+        start, small = found.settings, found.small if scale == "small" else {}
+        own = fill(own, {k: v for k, v in found.compare.items() if k != "options"}, "compare")
+    parts = {"own": own, "recipe": start.recipe, "network": start.network, "dataset": start.dataset}
+    about = "Train several methods and seeds on the same data and write one report."
+    given = parse("covey compare", {**parts, "machine": start.machine}, args, about=about)
+    own = given.pop("own")
+    base = replace(start, **given)
+    tasks = plan(base, own, small)
+    if own.jobs > 1 and own.ray:
+        raise UsageError("--jobs and --ray are two ways of running; choose one.")
+    return execute(tasks, Path(own.folder), jobs=own.jobs, ray=own.ray, baseline=own.baseline)
+
+
+def plan(base: Settings, own: CompareFlags, small: Mapping[str, Any]) -> list[Task]:
+    """Every combination of method, setting and seed."""
+    if not own.methods or not own.seeds:
+        raise UsageError("covey compare needs at least one method and one seed.")
+    tasks = []
+    for spec, varied, seed in itertools.product(own.methods, _variations(own.vary), own.seeds):
+        name, _, text = spec.partition(":")
+        kind_of(name)
+        given = parse_options(_split(text)) if text else {}
+        start = base.options if name == base.method else kind_of(name)()
+        settings = replace(base, method=name, options=fill(start, given, name))
+        settings = _apply(settings, varied)
+        if small:
+            settings = settings.scaled(small)
+        settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
+        label = " ".join([spec.replace(":", " ").replace(",", " "), *(f"{k}={v}" for k, v in varied.items())])
+        tasks.append(Task(label, settings, Path(own.folder) / f"{_file_name(label)}-{seed}"))
+    names = [str(task.folder) for task in tasks]
+    if len(set(names)) < len(names):
+        raise UsageError("two of the runs are the same: a method, a setting or a seed stands there twice.")
+    return tasks
+
+
+def execute(
+    tasks: Sequence[Task], folder: Path, *, jobs: int = 1, ray: bool = False, baseline: str | None = None
+) -> int:
+    """Do all runs, those that are done already excepted, and write the report. 1 if a run failed."""
+    failed = []
+    ways: dict[str, Callable[[Iterable[Task]], Iterator[tuple[Task, str | None]]]] = {
+        "ray": _on_ray,
+        "jobs": lambda t: _in_processes(t, jobs),
+        "alone": _one_by_one,
+    }
+    way = ways["ray" if ray else "jobs" if jobs > 1 else "alone"]
+    for done, (task, error) in enumerate(way(tasks), 1):
+        print(
+            f"[{done}/{len(tasks)}] {task.label} seed {task.settings.recipe.seed}: {error or 'done'}",
+            flush=True,
+        )
+        if error:
+            failed.append(task)
+    finished = [task for task in tasks if task not in failed]
+    if finished:
+        print(f"report: {report(finished, folder, baseline)}")
+    return 1 if failed else 0
+
+
+def one(settings: Mapping[str, Any], folder: str) -> str | None:
+    """One run in whatever process; returns what went wrong, or None. A run that is done is not done again."""
+    from covey.evaluate import measure
+
+    place, wanted = Path(folder), Settings.from_dict(settings)
+    try:
+        if (place / "cost.json").exists() and run.settings_of(run.read_settings(place)) == wanted:
+            return None
+        history, data = run.train(wanted, place, resume=True)
+        run.score(place, history.ensemble, data)
+        example = data.prepare(data.test.inputs[:32])
+        seconds = run.read_settings(place)["seconds"]
+        cost = measure(history.ensemble, example, repeats=5, warmup=1, training_seconds=seconds)
+        (place / "cost.json").write_text(json.dumps(cost.to_dict()), encoding="utf-8")
+    except (CoveyError, OSError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def report(tasks: Sequence[Task], folder: Path, baseline: str | None) -> Path:
+    """One page about all runs."""
+    from covey.evaluate import Cost, Evaluation
+    from covey.report import Run, write
+
+    runs = [
+        Run(
+            method=task.label,
+            seed=task.settings.recipe.seed,
+            evaluation=Evaluation.load(task.folder),
+            cost=Cost(**json.loads((task.folder / "cost.json").read_text())),
+            history=[json.loads(line) for line in (task.folder / "history.jsonl").read_text().splitlines()],
+            settings=run.read_settings(task.folder),
+        )
+        for task in tasks
+    ]
+    return write(runs, folder, baseline=baseline)
+
+
+def _one_by_one(tasks: Iterable[Task]) -> Iterator[tuple[Task, str | None]]:
+    for task in tasks:
+        yield task, one(task.settings.to_dict(), str(task.folder))
+
+
+def _in_processes(tasks: Iterable[Task], jobs: int) -> Iterator[tuple[Task, str | None]]:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(one, _quiet(task), str(task.folder)): task for task in tasks}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+def _on_ray(tasks: Iterable[Task]) -> Iterator[tuple[Task, str | None]]:
+    try:
+        import ray
+    except ImportError as error:
+        raise OptionError("--ray needs the package ray; pip install covey[ray].") from error
+    ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
+    remote = ray.remote(max_retries=2)(one)
+    waiting = {remote.remote(_quiet(task), str(task.folder.resolve())): task for task in tasks}
+    left = list(waiting)
+    try:
+        while left:
+            (ready,), left = ray.wait(left)
+            yield waiting[ready], ray.get(ready)
+    finally:
+        ray.shutdown()
+
+
+def _quiet(task: Task) -> dict[str, Any]:
+    machine = replace(task.settings.machine, progress=False)
+    return replace(task.settings, machine=machine).to_dict()
+
+
+def _variations(given: Sequence[str]) -> list[dict[str, Any]]:
+    """All combinations of what --vary lists: ("lr=0.1,0.01",) is [{lr: 0.1}, {lr: 0.01}]."""
+    names, values = [], []
+    for text in given:
+        name, equals, listed = text.partition("=")
+        if not equals:
+            raise UsageError(f"--vary is written name=value,value; got {text!r}.")
+        names.append(name.replace("-", "_"))
+        values.append([parse_options((f"x={v}",))["x"] for v in _split(listed)])
+    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
+
+
+def _apply(settings: Settings, varied: Mapping[str, Any]) -> Settings:
+    """Settings with some values changed, of the method, the recipe, the data or the network, whoever has them."""
+    for name, value in varied.items():
+        for part in ("options", "recipe", "dataset", "network"):
+            present = getattr(settings, part)
+            head, _, leaf = name.partition(".")
+            if hasattr(present, head):
+                settings = replace(
+                    settings, **{part: fill(present, {head: {leaf: value} if leaf else value}, part)}
+                )
+                break
+        else:
+            raise UsageError(f"--vary {name}: neither the method nor the recipe has such a setting.")
+    return settings
+
+
+def _split(text: str) -> tuple[str, ...]:
+    """Split at commas that are not inside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return tuple(part for part in [*parts, text[start:]] if part)
+
+
+def _file_name(label: str) -> str:
+    return "".join(c if c.isalnum() or c in ".-=" else "_" for c in label)

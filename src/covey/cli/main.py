@@ -1,0 +1,107 @@
+"""The entry point: finds the command, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from covey.errors import CoveyError, suggest
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0 for success, 2 for a mistake in what was asked, 1 for a fault."""
+    words = list(sys.argv[1:] if args is None else args)
+    verbose = any(word in ("-v", "--verbose") for word in words)
+    words = [word for word in words if word not in ("-v", "--verbose")]
+    _watch()
+    try:
+        return _dispatch(words)
+    except CoveyError as error:
+        return _failed(error, 2, verbose)
+    except KeyboardInterrupt:
+        print("covey: stopped; `--resume` goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever reads has read enough
+        sys.stdout = None
+        return 0
+    except OSError as error:
+        return _failed(error, 2, verbose)
+    except Exception as error:
+        print("covey: this is a fault of covey, not of yours", file=sys.stderr)
+        return _failed(error, 1, verbose=True)
+
+
+def commands() -> dict[str, Callable[[Sequence[str]], int]]:
+    """The commands by name."""
+    from covey.cli import commands as simple
+    from covey.cli import compare, reproduce
+
+    return {
+        "train": simple.train,
+        "compare": compare.compare,
+        "evaluate": simple.evaluate,
+        "predict": simple.predict,
+        "methods": simple.methods,
+        "data": simple.data,
+        "reproduce": reproduce.reproduce,
+        "show": simple.show,
+    }
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    known = commands()
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: covey COMMAND ...\n\ncommands:")
+        for name, command in known.items():
+            print(f"  {name:10} {(command.__doc__ or '').strip().splitlines()[0]}")
+        print("\n`covey COMMAND --help` explains its flags; -v shows the traceback of an error.")
+        return 0
+    if words[0] == "--version":
+        from covey import __version__
+
+        print(__version__)
+        return 0
+    if words[0] not in known:
+        from covey.cli.flags import UsageError
+
+        raise UsageError(f"there is no command {words[0]!r}{suggest(words[0], known)}.")
+    return known[words[0]](words[1:])
+
+
+def _failed(error: Exception, code: int, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exception(error)
+    print(f"covey: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    return code
+
+
+def _watch() -> None:
+    """Log lines and warnings go to stderr without disturbing the progress bar."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tqdm.write(record.getMessage(), file=sys.stderr)
+
+    log = logging.getLogger("covey")
+    log.handlers[:] = [Handler()]
+    log.setLevel(logging.INFO)
+
+    def show(message: Any, category: type, *_: Any, **__: Any) -> None:
+        tqdm.write(f"covey: warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

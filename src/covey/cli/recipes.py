@@ -1,0 +1,108 @@
+"""Recipe files: what differs from the defaults, as TOML."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covey.cli.settings import SINGLE, Settings
+from covey.errors import CoveyError, OptionError, StoreError, suggest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+KEYS = ("about", "method", "options", "dataset", "network", "recipe", "machine", "small", "compare")
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe file.
+
+    Args:
+        path: where it is.
+        about: paper, table, title, and what the paper reports.
+        settings: the run at its full size.
+        small: what a run on a CPU changes.
+        compare: several methods and settings, where the experiment has them: `methods`, `seeds`, `vary`.
+    """
+
+    path: Path
+    about: Mapping[str, Any]
+    settings: Settings
+    small: Mapping[str, Any] = field(default_factory=dict)
+    compare: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    def at(self, scale: str) -> Settings:
+        """The settings at the size asked for, "full" or "small"."""
+        return self.settings if scale == "full" else self.settings.scaled(self.small)
+
+
+def folder() -> Path:
+    """The folder of covey's own recipes, in the package or beside the sources."""
+    inside = Path(__file__).parents[1] / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "recipes"
+
+
+def find(name: str) -> Path:
+    """A recipe file by its path or by its name among covey's own."""
+    path = Path(name)
+    if path.exists():
+        return path
+    own = {p.stem: p for p in sorted(folder().glob("*.toml"))}
+    if path.stem in own and path.parent in (Path(), Path("recipes")):
+        return own[path.stem]
+    raise StoreError(
+        f"there is no recipe {name!r}{suggest(path.stem, own)}; `covey reproduce --list` lists them."
+    )
+
+
+def read(name: str) -> RecipeFile:
+    """Read and check a recipe file; mistakes are errors that name the line and the key."""
+    path = find(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{path} is not valid TOML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    for key in table:
+        if key not in KEYS:
+            raise OptionError(f"{path}, line {_line(text, key)}: unknown key {key!r}{suggest(key, KEYS)}.")
+    stored = {k: v for k, v in table.items() if k not in ("about", "small", "compare")}
+    try:
+        settings = Settings.from_dict({"method": SINGLE, **stored})
+        made = RecipeFile(
+            path, table.get("about", {}), settings, table.get("small", {}), table.get("compare", {})
+        )
+        made.at("small")
+    except (CoveyError, KeyError, TypeError) as error:
+        raise OptionError(f"{path}, line {_line(text, _key_in(str(error)))}: {error}") from error
+    return made
+
+
+def _key_in(message: str) -> str:
+    """The key that an error speaks of."""
+    quoted = re.search(
+        r"no setting '([^']+)'|^(?:[\w]+\.)*(\w+) (?:should|is|must)|no method '([^']+)'", message
+    )
+    return next((g for g in quoted.groups() if g), "") if quoted else ""
+
+
+def _line(text: str, key: str) -> int:
+    """The line that a key, or a value, stands on; 1 if it is not found."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if key and re.search(rf"(^|[\s\[{{,.\"]){re.escape(key)}([\s=\].\"]|$)", line):
+            return number
+    return 1

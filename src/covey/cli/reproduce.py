@@ -1,0 +1,193 @@
+"""The papers' experiments: list the recipes, say what this machine can run, and run them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from tyro.conf import Positional
+
+from covey import zoo
+from covey.cli import recipes
+from covey.cli.compare import CompareFlags, execute, plan
+from covey.cli.flags import UsageError, parse_one
+from covey.cli.recipes import RecipeFile
+from covey.cli.settings import SINGLE, Settings, fill
+from covey.data.catalogue import KNOWN
+from covey.data.known import data_folder
+from covey.data.layouts import find
+
+# training samples and sample shapes of the papers' sets, to say what a run costs without loading anything
+SIZES: dict[str, tuple[int, tuple[int, ...], int]] = {
+    "cifar10": (50_000, (3, 32, 32), 10),
+    "cifar100": (50_000, (3, 32, 32), 100),
+    "mnist": (60_000, (1, 28, 28), 10),
+    "fashion-mnist": (60_000, (1, 28, 28), 10),
+    "svhn": (73_257, (3, 32, 32), 10),
+    "tiny-imagenet": (100_000, (3, 64, 64), 200),
+    "imagenet": (1_281_167, (3, 224, 224), 1000),
+    "enwik8": (900_000, (100,), 256),
+}
+BACKWARD = 3.0  # a step costs about three forward passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceFlags:
+    """Run an experiment of the papers.
+
+    Args:
+        name: of a recipe; see --list.
+        list: list the recipes with paper, table, data and what this machine can run.
+        scale: "full", the paper's settings, or "small", the same thing small on a CPU.
+        folder: where to write; runs/NAME if not given.
+        root: folder of the known data sets.
+        seeds: one run for each, instead of the recipe's.
+        jobs: runs at the same time.
+        ray: run on Ray.
+    """
+
+    name: Positional[str] = ""
+    list: bool = False
+    scale: Literal["full", "small"] = "full"
+    folder: str | None = None
+    root: str | None = None
+    seeds: tuple[int, ...] = ()
+    jobs: int = 1
+    ray: bool = False
+
+
+def reproduce(args: Sequence[str]) -> int:
+    """Run an experiment of the papers: covey reproduce NAME [--scale small], or --list"""
+    about = "Run an experiment of the papers, or list them."
+    own = parse_one("covey reproduce", ReproduceFlags, args, about=about)
+    if own.list:
+        print(listing(own.root))
+        return 0
+    if not own.name:
+        raise UsageError("covey reproduce takes a recipe's name; `covey reproduce --list` lists them.")
+    file = recipes.read(own.name)
+    if "command" in file.about:
+        print(f"{file.name} is no training run: {file.about['command']}")
+        return 0
+    flags, base, small = prepare(file, own.scale)
+    flags = replace(
+        flags, folder=own.folder or f"runs/{file.name}-{own.scale}", seeds=own.seeds or flags.seeds
+    )
+    base = replace(base, dataset=replace(base.dataset, root=own.root or base.dataset.root))
+    print(
+        f"{file.about.get('title', file.name)} ({file.about.get('paper', '')}, {file.about.get('table', '')})"
+    )
+    if "reports" in file.about:
+        print(f"the paper reports: {file.about['reports']}")
+    return execute(plan(base, flags, small), Path(flags.folder), jobs=own.jobs, ray=own.ray)
+
+
+def prepare(file: RecipeFile, scale: str) -> tuple[CompareFlags, Settings, Mapping[str, Any]]:
+    """What `compare` needs to run a recipe: a recipe of one method is a comparison of one."""
+    compare = dict(file.compare)
+    if scale == "small":
+        compare |= file.small.get("compare", {})
+    flags = fill(CompareFlags(methods=(file.settings.method,)), compare, "compare")
+    return flags, file.settings, file.small if scale == "small" else {}
+
+
+def listing(root: str | None) -> str:
+    """All recipes, one a line."""
+    speed = _speed()
+    rows = [("recipe", "paper", "table", "data", "here", "full", "small", "title")]
+    for path in sorted(recipes.folder().glob("*.toml")):
+        file = recipes.read(str(path))
+        data = file.settings.dataset.data
+        rows.append(
+            (
+                file.name,
+                str(file.about.get("paper", "")),
+                str(file.about.get("table", "")),
+                data,
+                "yes" if _is_here(data, root) else "no",
+                _verdict(file, "full", speed),
+                _verdict(file, "small", speed),
+                str(file.about.get("title", "")),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+    return "\n".join(
+        [*lines, "", "full, small: whether all its runs take under an hour on this machine, and how long"]
+    )
+
+
+def hours(file: RecipeFile, scale: str, speed: float) -> float | None:
+    """About how long all runs of a recipe take here; None where it is not known."""
+    if "command" in file.about:
+        return None
+    flags, base, small = prepare(file, scale)
+    total = 0.0
+    for task in plan(base, flags, small):
+        seconds = _seconds(task.settings, speed)
+        if seconds is None:
+            return None
+        total += seconds
+    return total / 3600
+
+
+def _verdict(file: RecipeFile, scale: str, speed: float) -> str:
+    found = hours(file, scale, speed)
+    if found is None:
+        return "?"
+    return (
+        f"{'yes' if found < 1 else 'no'} ({found:.1f} h)" if found >= 0.1 else f"yes ({found * 60:.0f} min)"
+    )
+
+
+def _seconds(settings: Settings, speed: float) -> float | None:
+    """Multiply-adds of all steps over those that this machine does in a second."""
+    name = settings.network.network
+    if name is None or settings.dataset.data not in SIZES:
+        return 60.0 if settings.dataset.data.startswith("uci") else None
+    samples, shape, classes = SIZES[settings.dataset.data]
+    network = zoo.find(name)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        made = zoo.create(name, classes=classes, **network.arguments_for(shape)).eval()
+        made(torch.zeros(1, *shape, dtype=torch.long if network.tokens else torch.float32))
+    samples = min(samples, settings.dataset.samples or samples)
+    passes = _passes(settings)
+    return BACKWARD * counter.get_total_flops() / 2 * samples * settings.recipe.epochs * passes / speed
+
+
+def _passes(settings: Settings) -> float:
+    """How many passes of the whole network a sample costs in training."""
+    members = getattr(settings.options, "members", 1)
+    if settings.method == SINGLE or hasattr(settings.options, "phases") or settings.method == "mc-dropout":
+        return 1.0  # after a late start, members share the minibatches out among themselves
+    if settings.method == "packed":
+        return getattr(settings.options, "alpha", 2) ** 2 / members
+    if settings.method == "mimo":
+        return float(getattr(settings.options, "repeats", 1))
+    return 1.0 if settings.recipe.plan in ("split", "independent") else float(members)
+
+
+def _speed() -> float:
+    """Multiply-adds a second of a convolution on this machine, forward and backward."""
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1)
+    x = torch.randn(32, 64, 32, 32)
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        layer(x).sum().backward()
+        best = min(best, time.perf_counter() - start)
+    return BACKWARD * 32 * 32 * 32 * 64 * 64 * 9 / best
+
+
+def _is_here(data: str, root: str | None) -> bool:
+    """Whether the data's files are on this machine."""
+    source = KNOWN.get(data)
+    if source is None:
+        return Path(data).exists()
+    folder = data_folder(root)
+    return all(find(folder, path) is not None for path in (*source.train, *source.test))

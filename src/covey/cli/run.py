@@ -1,0 +1,105 @@
+"""One run from its settings: data, network, training, evaluation, and what is written of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from covey.atomic import write_text
+from covey.cli.settings import Settings
+from covey.data import Data
+from covey.deploy.store import load
+from covey.ensemble import Ensemble
+from covey.errors import StoreError
+from covey.evaluate import Evaluation, evaluate
+from covey.train import History, fit
+
+SETTINGS = "settings.json"
+
+
+def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
+    """Train, and write settings, history, checkpoints and the ensemble to the folder."""
+    data = settings.dataset.load()
+    recipe = settings.recipe
+    network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
+    described = {**settings.to_dict(), "record": data.record}
+    if leads() and not (folder / SETTINGS).exists():  # fit itself refuses a folder with a run in it
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, {**described, "seconds": None, "ended": "not finished"})
+    started = time.perf_counter()
+    history = fit(
+        network,
+        data,
+        recipe,
+        method=settings.way,
+        folder=folder,
+        machine=settings.machine,
+        resume=resume,
+    )
+    seconds = round(time.perf_counter() - started, 1)
+    if leads():
+        _write(folder, {**described, "seconds": seconds, "ended": history.ended})
+    return history, data
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    write_text(folder / SETTINGS, json.dumps(record, indent=1) + "\n")
+
+
+def leads() -> bool:
+    """Whether this is the first, or the only, process of a run."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+
+
+def score(
+    folder: Path, ensemble: Ensemble, data: Data, *, limit: int | None = None, corruptions: int = 0
+) -> Evaluation:
+    """Evaluate on the test data, and write scores and outputs to the folder."""
+    return evaluate(ensemble, data, limit=limit, corruptions=corruptions, folder=folder)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What `train` wrote of a run."""
+    path = folder / SETTINGS
+    if not path.exists():
+        raise StoreError(f"{folder} is no finished run of `covey train`: it has no {SETTINGS}.")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise StoreError(f"{path} is broken: {error}") from error
+
+
+def settings_of(stored: dict[str, Any]) -> Settings:
+    """The settings out of what `train` wrote."""
+    return Settings.from_dict({k: v for k, v in stored.items() if k not in ("record", "seconds", "ended")})
+
+
+def read_ensemble(folder: Path) -> Ensemble:
+    """The trained ensemble of a run."""
+    return load(folder / "ensemble").eval()
+
+
+def headline(evaluation: Evaluation) -> str:
+    """The scores that a reader wants first, in lines."""
+    ensemble, members = evaluation.scores["ensemble"], evaluation.scores.get("member_mean", {})
+    lines = []
+    for name, value in ensemble.items():
+        if isinstance(value, float | int):
+            own = members.get(name)
+            lines.append(
+                f"  {name:14} {value:.4f}" + (f"   members' mean {own:.4f}" if own is not None else "")
+            )
+    for name, value in evaluation.headline.items():
+        if name not in ensemble and value is not None and name in ("auroc", "fpr95", "disagreement"):
+            lines.append(f"  {name:14} {value:.4f}")
+    return "\n".join(lines)
+
+
+def usual_folder(settings: Settings) -> Path:
+    """Where a run goes if nobody says: runs/method-network-data-seed."""
+    network = settings.network.network or "network"
+    data = Path(settings.dataset.data).stem
+    return Path("runs") / f"{settings.method}-{network}-{data}-{settings.recipe.seed}"

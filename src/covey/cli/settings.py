@@ -1,0 +1,266 @@
+"""All that a run is made of, from flags and recipe files, and the objects that it stands for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from covey import zoo
+from covey.data import Data, Split, load
+from covey.data.container import Task
+from covey.deploy.store import load as stored_ensemble
+from covey.errors import OptionError, StoreError, suggest
+from covey.methods import METHODS
+from covey.train.phased import PHASED
+from covey.train.recipe import Machine, Recipe
+
+SINGLE = "single"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single:
+    """One network, trained alone: what ensembles are compared with."""
+
+
+KINDS: dict[str, type] = {SINGLE: Single, **METHODS, **PHASED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """What to train on.
+
+    Args:
+        data: a known name (`covey data` lists them), a folder of images, a table, an .npz file or a text.
+        root: folder of the known sets; $COVEY_DATA if not given, else ~/.cache/covey/data.
+        target: tables: the column to predict.
+        task: the task, where it should not be found out from the data.
+        validation: share of the training part held back to choose by.
+        test: share held back for the test, where the data have no test part.
+        image_size: image folders: side that all images are brought to, or height and width.
+        length: texts: bytes in a window.
+        split: UCI sets: number of the standard split.
+        held_out: classes that are taken away and become an out-of-distribution set.
+        ood: known sets to test out-of-distribution detection on.
+        samples: use only the first so many samples of each part.
+        data_seed: of the split into parts.
+    """
+
+    data: str = "digits"
+    root: str | None = None
+    target: str | None = None
+    task: Task | None = None
+    validation: float | None = None
+    test: float | None = None
+    image_size: tuple[int, ...] = ()
+    length: int = 128
+    split: int = 0
+    held_out: tuple[str, ...] = ()
+    ood: tuple[str, ...] = ()
+    samples: int | None = None
+    data_seed: int = 0
+
+    def load(self) -> Data:
+        """The data."""
+        side = self.image_size[0] if len(self.image_size) == 1 else self.image_size or None
+        data = load(
+            self.data,
+            self.root,
+            self.data_seed,
+            target=self.target,
+            task=self.task,
+            validation=self.validation,
+            test=self.test,
+            image_size=side,
+            length=self.length,
+            split=self.split,
+            held_out=self.held_out,
+            ood=self.ood,
+        )
+        return data if self.samples is None else _fewer(data, self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What to train.
+
+    Args:
+        network: a name of covey.zoo; by default a small one that fits the data.
+        network_option: options of the network, such as dropout=0.2 or hidden=[200,200].
+        weights: where trained weights come from: a .safetensors file of the network's state, or the folder of a run
+            of one network.
+    """
+
+    network: str | None = None
+    network_option: tuple[str, ...] = ()
+    weights: str | None = None
+
+    def build(self, data: Data, *, loss: str, seed: int) -> nn.Module:
+        """The network for these data, initialised from the seed."""
+        name = self.network or _usual(data)
+        outputs = data.outputs * (2 if data.task == "regression" and loss != "mse" else 1)
+        options = {**zoo.find(name).arguments_for(data.shape), **parse_options(self.network_option)}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = zoo.create(name, **{"classes": outputs, **options})
+        return network if self.weights is None else trained(network, Path(self.weights))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A whole run."""
+
+    method: str = SINGLE
+    options: Any = field(default_factory=Single)
+    dataset: Dataset = field(default_factory=Dataset)
+    network: Network = field(default_factory=Network)
+    recipe: Recipe = field(default_factory=Recipe)
+    machine: Machine = field(default_factory=Machine)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        kept = {f.name for f in fields(self.options) if f.metadata.get("stored", True)}
+        options = {k: v for k, v in asdict(self.options).items() if k in kept}
+        parts = {name: asdict(getattr(self, name)) for name in ("dataset", "network", "recipe", "machine")}
+        return json.loads(json.dumps({"method": self.method, "options": options, **parts}))
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Settings:
+        """From what `to_dict` gave, or from part of it; unknown keys are errors."""
+        method = stored.get("method", SINGLE)
+        unknown = [key for key in stored if key not in (f.name for f in fields(Settings))]
+        if unknown:
+            known = [f.name for f in fields(Settings)]
+            raise OptionError(f"unknown setting {unknown[0]!r}{suggest(unknown[0], known)}.")
+        return Settings(
+            method=method,
+            options=fill(kind_of(method)(), stored.get("options", {}), "options"),
+            dataset=fill(Dataset(), stored.get("dataset", {}), "dataset"),
+            network=fill(Network(), stored.get("network", {}), "network"),
+            recipe=fill(Recipe(), stored.get("recipe", {}), "recipe"),
+            machine=fill(Machine(), stored.get("machine", {}), "machine"),
+        )
+
+    def scaled(self, small: Mapping[str, Any]) -> Settings:
+        """The same at the size that a recipe file's [small] table says: fewer epochs and samples, a smaller network."""
+        recipe = self.recipe.scaled(small.get("epochs", self.recipe.epochs) / self.recipe.epochs)
+        network = fill(
+            self.network, {k: small[k] for k in ("network", "network_option") if k in small}, "small"
+        )
+        dataset = replace(self.dataset, **{k: small[k] for k in ("data", "samples") if k in small})
+        options = fill(self.options, small.get("options", {}), "small.options")
+        recipe = fill(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")
+        return replace(self, recipe=recipe, network=network, dataset=dataset, options=options)
+
+    @property
+    def way(self) -> Any:
+        """The method as `fit` takes it."""
+        return None if self.method == SINGLE else self.options
+
+
+def trained(network: nn.Module, path: Path) -> nn.Module:
+    """The network with weights from a file, or from the folder of a run of one network."""
+    if path.is_dir():
+        ensemble = stored_ensemble(path / "ensemble" if (path / "ensemble").is_dir() else path, network)
+        if ensemble.members > 1:
+            raise OptionError(
+                f"weights={str(path)!r} is a run of {ensemble.members} members; give one of a single network."
+            )
+        return ensemble.member(0)
+    if path.suffix != ".safetensors":
+        raise OptionError(
+            f"weights is a .safetensors file or the folder of a run; got {str(path)!r}. Another kind of file becomes "
+            "one with safetensors.torch.save_file(network.state_dict(), 'network.safetensors')."
+        )
+    try:
+        network.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise StoreError(f"weights cannot be read from {path}: {' '.join(str(error).split())}") from error
+    return network
+
+
+def kind_of(name: str) -> type:
+    """The options' class of a method's name."""
+    if name not in KINDS:
+        raise OptionError(f"there is no method {name!r}{suggest(name, KINDS)}; `covey methods` lists them.")
+    return KINDS[name]
+
+
+def fill(default: Any, given: Mapping[str, Any], where: str) -> Any:
+    """A dataclass with some fields replaced by values from a file, which are checked against its types."""
+    known = {f.name: f for f in fields(default)}
+    hints = get_type_hints(type(default))
+    values = {}
+    for key, value in given.items():
+        if key not in known:
+            raise OptionError(f"{where} has no setting {key!r}{suggest(key, known)}.")
+        present = getattr(default, key)
+        if is_dataclass(present) and isinstance(value, Mapping):
+            values[key] = fill(present, value, f"{where}.{key}")
+            continue
+        values[key] = tuple(value) if isinstance(value, list) else value
+        _check_type(f"{where}.{key}", values[key], hints[key])
+    return replace(default, **values)
+
+
+def parse_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Options such as ("dropout=0.2", "hidden=[200,200]") as a dict."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"an option is written name=value; got {text!r}.")
+        try:
+            parsed = json.loads(value)
+        except json.JSONDecodeError:
+            parsed = value
+        found[key.strip().replace("-", "_")] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return found
+
+
+def _check_type(where: str, value: Any, hint: Any) -> None:
+    """Refuse values of another kind: numbers, words, truths. Whole numbers count as numbers with a fraction."""
+    kinds = get_args(hint) or (hint,)
+    if any(kind is type(value) or (kind is float and isinstance(value, int)) for kind in kinds):
+        return
+    literals = [v for kind in (hint, *kinds) for v in (get_args(kind) if _is_literal(kind) else ())]
+    if value in literals or (isinstance(value, tuple) and "tuple" in str(hint) + str(kinds).lower()):
+        return
+    if value is None and type(None) in kinds:
+        return
+    if isinstance(value, str | tuple) and "Sequence[str]" in str(hint):
+        return
+    names = " or ".join(repr(v) for v in literals) or str(getattr(hint, "__name__", hint))
+    raise OptionError(f"{where} should be {names}; got {value!r}.")
+
+
+def _is_literal(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is Literal
+
+
+def _usual(data: Data) -> str:
+    """A small network that fits the data."""
+    if data.task == "language":
+        return "lstm"
+    return "convnet" if len(data.shape) == 3 and min(data.shape[1:]) >= 16 else "mlp"
+
+
+def _fewer(data: Data, count: int) -> Data:
+    def cut(split: Split) -> Split:
+        return Split(split.inputs[:count], split.targets[:count])
+
+    return replace(
+        data,
+        train=cut(data.train),
+        validation=cut(data.validation),
+        test=cut(data.test),
+        ood={name: inputs[:count] for name, inputs in data.ood.items()},
+        record={**data.record, "samples": count},
+    )

@@ -1,0 +1,19 @@
+"""Everything the papers measure: scores of any ensemble, computed from stored outputs of its members."""
+
+from .calibration import Conformal, Temperature, fit_conformal, fit_temperature
+from .cost import Cost, measure
+from .evaluation import Evaluation, evaluate, score
+from .record import Record
+
+__all__ = [
+    "Conformal",
+    "Cost",
+    "Evaluation",
+    "Record",
+    "Temperature",
+    "evaluate",
+    "fit_conformal",
+    "fit_temperature",
+    "measure",
+    "score",
+]

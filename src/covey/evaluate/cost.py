@@ -1,0 +1,231 @@
+"""What an answer costs: parameters, multiply-adds, memory and time, also as ratios to simpler choices."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from covey.errors import EvaluationError
+
+RATIOS = ("stored", "multiply_adds", "peak_bytes", "latency")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one network or ensemble on one batch.
+
+    Args:
+        members: how many members answer.
+        trainable: parameters that training changes.
+        stored: all numbers in parameters and buffers.
+        multiply_adds: of one sample's answer, all members together.
+        weight_bytes: bytes of all parameters and buffers.
+        peak_bytes: most memory in tensors alive at once during an answer, weights included.
+        latency: median seconds for the batch.
+        spread: seconds between the first and third quartile.
+        batch: samples in the batch.
+        threads: torch threads used.
+        training_seconds: how long training took, if known.
+    """
+
+    members: int
+    trainable: int
+    stored: int
+    multiply_adds: int
+    weight_bytes: int
+    peak_bytes: int
+    latency: float
+    spread: float
+    batch: int
+    threads: int
+    training_seconds: float | None = None
+
+    @property
+    def throughput(self) -> float:
+        """Samples answered in a second."""
+        return self.batch / self.latency
+
+    def ratios(self, single: Cost) -> dict[str, dict[str, float]]:
+        """Each cost over the single network's, and over a deep ensemble's of as many members.
+
+        The deep ensemble's members answer one after another, so its memory is M times the weights and one
+        network's activations.
+        """
+        deep_peak = single.peak_bytes + (self.members - 1) * single.weight_bytes
+        result = {}
+        for name in RATIOS:
+            own, one = getattr(self, name), getattr(single, name)
+            deep = deep_peak if name == "peak_bytes" else self.members * one
+            result[name] = {"single": own / one, "deep_ensemble": own / deep}
+        if self.training_seconds is not None and single.training_seconds:
+            one = single.training_seconds
+            result["training_seconds"] = {
+                "single": self.training_seconds / one,
+                "deep_ensemble": self.training_seconds / (self.members * one),
+            }
+        return result
+
+    def to_dict(self) -> dict:
+        """Plain JSON, the arguments of `Cost`."""
+        return asdict(self)
+
+
+def measure(
+    module: nn.Module,
+    example: Tensor,
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    threads: int | None = None,
+    training_seconds: float | None = None,
+) -> Cost:
+    """Measure a network or an ensemble on a batch `example` (B, ...), here and now, in eval mode."""
+    if not len(example):
+        raise EvaluationError("example: expected a batch of one sample or more, got an empty one")
+    with _evaluating(module), _threads(threads) as used, torch.inference_mode():
+        adds = multiply_adds(module, example[:1])
+        peak = peak_bytes(module, example)
+        seconds = timings(lambda: module(example), repeats=repeats, warmup=warmup)
+    quarter, _, three_quarters = quantiles(seconds, n=4)
+    return Cost(
+        members=int(getattr(module, "members", 1)),
+        trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
+        stored=stored_numbers(module),
+        multiply_adds=adds,
+        weight_bytes=sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()]),
+        peak_bytes=peak,
+        latency=median(seconds),
+        spread=three_quarters - quarter,
+        batch=len(example),
+        threads=used,
+        training_seconds=training_seconds,
+    )
+
+
+def stored_numbers(module: nn.Module) -> int:
+    """Numbers in all parameters and buffers; shared ones count once."""
+    return sum(t.numel() for t in [*module.parameters(), *module.buffers()])
+
+
+def multiply_adds(module: nn.Module, example: Tensor) -> int:
+    """Multiply-adds of `module(example)` in matrix products, convolutions and attention.
+
+    Fused kernels that the counter cannot see into (recurrent layers, attention) are replaced by plain ones.
+    """
+    counter = FlopCounterMode(display=False)
+    with _evaluating(module), torch.no_grad(), _plain_kernels():
+        module(example)  # an ensemble's first call may try several ways to run, which must not count
+        with counter:
+            module(example)
+    return counter.get_total_flops() // 2
+
+
+def peak_bytes(module: nn.Module, example: Tensor, *, call: Callable[[], Any] | None = None) -> int:
+    """Most bytes in tensors alive at once while `module(example)` or `call` runs.
+
+    Weights, input and activations count; scratch space inside kernels is not seen. On a GPU, the allocator's
+    own count is the better number.
+    """
+    tensors = [*module.parameters(), *module.buffers(), example]
+    start = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    known = {t.untyped_storage().data_ptr() for t in tensors}
+    with _AliveBytes(known) as alive:
+        result = module(example) if call is None else call()
+    del result
+    return start + alive.peak
+
+
+def timings(call: Callable[[], Any], *, repeats: int = 20, warmup: int = 3) -> list[float]:
+    """Seconds of each of `repeats` calls after `warmup` unmeasured ones."""
+    if repeats < 2:
+        raise EvaluationError(f"repeats: expected 2 or more for a median and a spread, got {repeats}")
+    for _ in range(warmup):
+        call()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+class _AliveBytes(TorchDispatchMode):
+    """Counts the bytes of storages made while it is on, and forgets each when it dies."""
+
+    def __init__(self, known: set[int]) -> None:
+        super().__init__()
+        self.known, self.now, self.peak = known, 0, 0
+        self.seen = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor)
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self.seen or storage.data_ptr() in self.known:
+            return
+        size = storage.nbytes()
+        self.seen[storage] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.now -= size
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    was_training = module.training
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        # By train(), because an ensemble passes its mode on to parts that are no submodules.
+        module.train(was_training)
+        for part, training in modes:
+            part.training = training
+
+
+@contextlib.contextmanager
+def _plain_kernels() -> Iterator[None]:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    # Not `mkldnn.flags(enabled=False)`: it sets TF32 too, which warns on builds for the CPU.
+    fused = bool(torch.backends.mkldnn.enabled)
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = fused  # type: ignore[assignment]
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[int]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

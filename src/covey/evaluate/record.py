@@ -1,0 +1,190 @@
+"""Members' outputs on disk, so that every score can be computed again without the network.
+
+Axes: M members, N samples (for text, samples times positions), C classes, D regression outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.errors import EvaluationError
+
+FORMAT = 1
+TASKS = ("classification", "language", "regression")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the members answered on a test set, checked when it is made.
+
+    Args:
+        outputs: logits (M, N, C), or for regression the members' means (M, N, D).
+        targets: labels (N,), or for regression (N, D).
+        task: "classification", "language" (labels are the next symbols) or "regression".
+        variance: for regression the members' variances (M, N, D), if they give any.
+        validation: outputs (M, V, C) and labels (V,) on validation data, for calibration.
+        ood: name -> outputs (M, N', C) on inputs that are not like the training data.
+        corrupted: "fog/3" -> outputs (M, K, C) on the first K test inputs, corrupted so.
+        classes: the classes' names.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    task: str = "classification"
+    variance: Tensor | None = None
+    validation: tuple[Tensor, Tensor] | None = None
+    ood: Mapping[str, Tensor] = field(default_factory=dict)
+    corrupted: Mapping[str, Tensor] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise EvaluationError(f"task: expected one of {', '.join(TASKS)}, got {self.task!r}")
+        _check_outputs(self.outputs, "the test set")
+        if self.task == "regression":
+            _check_regression(self)
+            return
+        _check_labels(self.outputs, self.targets, "the test set")
+        if self.validation is not None:
+            _check_outputs(self.validation[0], "the validation set", like=self.outputs)
+            _check_labels(*self.validation, "the validation set")
+        for name, outputs in self.ood.items():
+            _check_outputs(outputs, f"the OOD set {name!r}", like=self.outputs)
+        for name, outputs in self.corrupted.items():
+            _check_outputs(outputs, f"the corrupted set {name!r}", like=self.outputs)
+            if outputs.shape[1] > len(self.targets):
+                raise EvaluationError(
+                    f"the corrupted set {name!r} has {outputs.shape[1]} samples, more than the test set's "
+                    f"{len(self.targets)}: it must hold the first test samples, in their order"
+                )
+
+    @property
+    def members(self) -> int:
+        """Number of members M."""
+        return len(self.outputs)
+
+    def save(self, path: str | Path, *, half: bool = False) -> None:
+        """Write one .npz file; `half` stores outputs as float16, half the size and 3 decimal digits."""
+        arrays = {"outputs": _numpy(self.outputs, half, "outputs"), "targets": self.targets.numpy()}
+        if self.variance is not None:
+            arrays["variance"] = _numpy(self.variance, False, "variance")
+        if self.validation is not None:
+            arrays["validation_outputs"] = _numpy(self.validation[0], half, "validation outputs")
+            arrays["validation_targets"] = self.validation[1].numpy()
+        for kind, sets in (("ood", self.ood), ("corrupted", self.corrupted)):
+            for name, outputs in sets.items():
+                arrays[f"{kind}:{name}"] = _numpy(outputs, half, f"outputs on {name!r}")
+        about = {"format": FORMAT, "task": self.task, "classes": list(self.classes)}
+        # Two names of savez itself cannot be keys; none of ours is "file" or "allow_pickle".
+        np.savez(path, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+
+    @staticmethod
+    def load(path: str | Path) -> Record:
+        """Read what `save` wrote. Never unpickles, so a file from anyone is safe to read."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(str(arrays.pop("about")))
+        except (OSError, ValueError, KeyError) as problem:
+            raise EvaluationError(f"{path}: not a file of members' outputs ({problem})") from problem
+        if about.get("format") != FORMAT:
+            raise EvaluationError(f"{path}: format {about.get('format')!r}, this covey reads format {FORMAT}")
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+        validation = None
+        if "validation_outputs" in tensors:
+            validation = (tensors["validation_outputs"], tensors["validation_targets"])
+        return Record(
+            outputs=tensors["outputs"],
+            targets=tensors["targets"],
+            task=about["task"],
+            variance=tensors.get("variance"),
+            validation=validation,
+            ood=_named(tensors, "ood:"),
+            corrupted=_named(tensors, "corrupted:"),
+            classes=tuple(about["classes"]),
+        )
+
+
+def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def _numpy(outputs: Tensor, half: bool, what: str) -> np.ndarray:
+    array = outputs.detach().cpu().float().numpy()
+    if not half:
+        return array
+    largest = float(np.abs(array).max())
+    if largest > float(np.finfo(np.float16).max):
+        raise EvaluationError(f"{what} reach {largest:.3g}, float16 ends at 65504: store them without half")
+    return array.astype(np.float16)
+
+
+def _check_outputs(outputs: Tensor, where: str, like: Tensor | None = None) -> None:
+    if outputs.ndim != 3:
+        shape = tuple(outputs.shape)
+        raise EvaluationError(f"{where}: expected outputs of shape (members, samples, classes), got {shape}")
+    if outputs.shape[0] == 0 or outputs.shape[1] == 0:
+        raise EvaluationError(f"{where} is empty: outputs have shape {tuple(outputs.shape)}")
+    if like is not None and (outputs.shape[0], outputs.shape[2]) != (like.shape[0], like.shape[2]):
+        raise EvaluationError(
+            f"{where}: {outputs.shape[0]} members and {outputs.shape[2]} classes, "
+            f"but the test set has {like.shape[0]} and {like.shape[2]}"
+        )
+    broken = ~torch.isfinite(outputs)
+    if broken.any():
+        member, sample, _ = broken.nonzero()[0].tolist()
+        of_member = broken.flatten(1).any(1).nonzero().flatten().tolist()
+        raise EvaluationError(
+            f"{where}: outputs of member {', '.join(map(str, of_member))} are not finite "
+            f"({int(broken.sum())} values, the first at member {member}, sample {sample}): "
+            "training diverged or the inputs are not finite"
+        )
+
+
+def _check_labels(outputs: Tensor, targets: Tensor, where: str) -> None:
+    samples, classes = outputs.shape[1:]
+    if classes < 2:
+        raise EvaluationError(
+            f"{where}: one class only; scores of a classifier need two logits or more a sample "
+            "(for a single logit z use the two logits 0 and z; for regression set task='regression')"
+        )
+    if targets.shape != (samples,):
+        raise EvaluationError(
+            f"{where}: expected one label a sample, shape ({samples},), got {tuple(targets.shape)}"
+        )
+    if targets.is_floating_point() or targets.is_complex():
+        raise EvaluationError(f"{where}: expected labels of an integer type, got {targets.dtype}")
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= classes:
+        bad = ((targets < 0) | (targets >= classes)).nonzero()[0].item()
+        raise EvaluationError(
+            f"{where}: labels out of range: expected 0 to {classes - 1} for {classes} classes, "
+            f"got {int(targets[int(bad)])} at sample {bad}"
+        )
+
+
+def _check_regression(record: Record) -> None:
+    outputs, targets, variance = record.outputs, record.targets, record.variance
+    if targets.shape != outputs.shape[1:]:
+        raise EvaluationError(
+            f"the test set: expected targets of shape {tuple(outputs.shape[1:])}, got {tuple(targets.shape)}"
+        )
+    if not torch.isfinite(targets).all():
+        raise EvaluationError("the test set: targets are not finite")
+    if variance is None:
+        return
+    if variance.shape != outputs.shape:
+        raise EvaluationError(
+            f"variance: expected the means' shape {tuple(outputs.shape)}, got {tuple(variance.shape)}"
+        )
+    if not (variance > 0).all():
+        member = int((~(variance > 0)).flatten(1).any(1).nonzero()[0])
+        raise EvaluationError(f"variance: must be positive, member {member} has a value that is not")

@@ -1,0 +1,170 @@
+"""Averages of weights along training (SWA, averaged SGD), and the running statistics that such weights need.
+
+    mean <- (n mean + w) / (n + 1)        one snapshot an epoch from a start epoch on
+
+Izmailov et al. (2018). Running statistics belong to the weights they were collected with, so after averaging they are
+estimated again in one pass over the training inputs, each batch of b samples after n others with momentum b / (n + b).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.data import train_batch
+from covey.edit.anatomy import arguments
+from covey.ensemble import Ensemble
+from covey.errors import TrainingError
+from covey.train.recipe import Recipe
+from covey.train.schedules import epoch_of
+from covey.train.state import Job, Phase, State
+
+
+class Average:
+    """The running mean of a network's or an ensemble's parameters.
+
+    >>> network = nn.Linear(1, 1, bias=False)
+    >>> average = Average()
+    >>> for value in (1.0, 2.0, 6.0):
+    ...     _ = nn.init.constant_(network.weight, value)
+    ...     average.update(network)
+    >>> average.applied(network).weight.item()
+    3.0
+    """
+
+    def __init__(self, count: int = 0, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self.count = count
+        self.tensors = dict(tensors or {})
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        """Take the parameters as they are now into the mean."""
+        self.count += 1
+        for name, parameter in module.named_parameters():
+            if self.count == 1:
+                self.tensors[name] = parameter.detach().clone()
+            else:
+                self.tensors[name] += (parameter - self.tensors[name]) / self.count
+
+    @torch.no_grad()
+    def applied(self, module: nn.Module, inputs: Iterable[Any] = ()) -> Any:
+        """A copy of the network or ensemble with the averaged parameters.
+
+        Args:
+            module: what was averaged; it stays as it is.
+            inputs: training inputs in batches, for the running statistics; see `refresh_statistics`.
+        """
+        if not self.count:
+            raise TrainingError("nothing was averaged yet; call update() at least once.")
+        made = copy.deepcopy(module)
+        for name, parameter in made.named_parameters():
+            parameter.copy_(self.tensors[name])
+        refresh_statistics(made, inputs)
+        return made
+
+
+@torch.no_grad()
+def refresh_statistics(module: nn.Module, inputs: Iterable[Any]) -> None:
+    """Estimate running statistics anew in one cumulative pass; for an ensemble, every member's.
+
+    Args:
+        module: a network or an ensemble. Without running statistics nothing happens, and `inputs` is not read.
+        inputs: batches, each a tensor (B, ...), a tuple of positional or a dict of keyword arguments.
+
+    Only layers with running statistics are in train mode meanwhile; dropout is off, as it is in use. With no batch
+    at all the statistics stay as they are.
+    """
+    layers = _layers(module)
+    if not layers:
+        return
+    momenta = [layer.momentum for layer in layers]
+    seen = 0
+    with _only_training(module, layers):
+        try:
+            for batch in inputs:
+                args, kwargs = arguments(batch)
+                size = len(next(t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)))
+                for layer in layers:
+                    layer.momentum = size / (seen + size)
+                module(*args, **kwargs)
+                seen += size
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+
+
+def averaged(phases: Sequence[Phase], recipe: Recipe) -> list[Phase]:
+    """The phases of a run that ends with the average of its weights, if the recipe asks for that.
+
+    A phase that makes another object starts the average again. What the phase makes of its ensemble in the end
+    (draws, a collapsed network), it makes of the average.
+    """
+    if recipe.average is None:
+        return list(phases)
+    return [_averaging(phase, epoch_of(recipe.average, recipe.epochs)) for phase in phases]
+
+
+def _averaging(phase: Phase, start: int) -> Phase:
+    def recalled(state: State) -> Average:
+        name = f"average {state.phase}"
+        return Average(state.notes.get(name, 0), state.recall(name))
+
+    def after_epoch(job: Job, state: State) -> None:
+        if phase.after_epoch is not None:
+            phase.after_epoch(job, state)
+        if state.consumed > start * job.stream.per_epoch:
+            average = recalled(state)
+            average.update(state.ensemble)
+            state.notes[f"average {state.phase}"] = average.count
+            state.forget(f"average {state.phase - 1}")
+            state.keep(f"average {state.phase}", average.tensors)
+
+    def finish(job: Job, state: State) -> Ensemble:
+        state.ensemble = recalled(state).applied(state.ensemble, training_inputs(job))
+        return state.ensemble if phase.finish is None else phase.finish(job, state)
+
+    return replace(phase, after_epoch=after_epoch, finish=finish)
+
+
+def training_inputs(job: Job) -> Iterator[Tensor]:
+    """One pass over the training inputs as a run sees them, augmented but not mixed, in batches (B, ...)."""
+    augment = replace(job.recipe.augment, mixup=0.0, cutmix=0.0)
+    first = job.recipe.epochs * job.stream.per_epoch
+    for number in range(first, first + job.stream.per_epoch):
+        epoch, indices = job.stream[number]
+        inputs, _ = train_batch(job.data, indices, augment, seed=job.recipe.seed, epoch=epoch)
+        yield inputs.to(job.fabric.device)
+
+
+def _layers(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
+    """Layers that keep running statistics, in the ensemble's hollow networks or in the network."""
+    roots = [module.skeleton(k) for k in range(module.members)] if isinstance(module, Ensemble) else [module]
+    found = {
+        id(layer): layer
+        for root in roots
+        for layer in root.modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+    }
+    return list(found.values())
+
+
+@contextmanager
+def _only_training(module: nn.Module, layers: list[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
+    """These layers in train mode, everything else in eval mode, and back."""
+    roots = [module.skeleton(k) for k in range(module.members)] if isinstance(module, Ensemble) else []
+    modes = {each: each.training for root in [module, *roots] for each in root.modules()}
+    module.eval()
+    module.training = True  # so that an ensemble writes its members' statistics back
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for each, mode in modes.items():
+            each.training = mode

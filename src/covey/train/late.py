@@ -1,0 +1,266 @@
+"""Starting late: train one member, then turn it into an ensemble when it is nearly trained.
+
+    phi_k = phi_0 + sigma ||phi_0|| / sqrt(D) eps_k        at time T0, for each tensor of D numbers apart
+
+Papers 1 and 2 of von Oswald, Kobayashi et al. Until T0 an ensemble of one member is trained, which for copies of
+tensors is the network itself, and for rank-one factors and embeddings learns phi_0 along with theta. Then it is
+widened: theta and its optimiser state stay, each member gets a copy of phi_0 with noise and an empty optimiser state.
+Any method works whose members can be copied. After T0 every member sees minibatches of its own, so training costs
+what it did before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.convert import convert
+from covey.edit.anatomy import Anatomy
+from covey.edit.layers import Where, fresh
+from covey.ensemble import Ensemble, Method
+from covey.errors import ConversionError, OptionError
+from covey.methods.parts import Replicated
+from covey.methods.replicate import Replicate
+from covey.train.batches import number
+from covey.train.prepare import build
+from covey.train.recipe import Recipe
+from covey.train.schedules import epoch_of
+from covey.train.state import Job, Phase, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """Train one member until `start`, then an ensemble around it. See `late`, which makes it."""
+
+    method: Method
+    start: float = 0.6
+    noise: float = 0.0
+    restart: Where = ()
+    nested: bool = True
+    freeze: bool = False
+    collapse: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise OptionError(
+                f"late(method) takes a method with options, such as NormEnsemble(members=10); got {self.method!r}."
+            )
+        if getattr(self.method, "init", None) == "fresh":
+            raise OptionError(
+                f"{type(self.method).__name__} initialises every member anew (init='fresh'), so nothing would be left "
+                "of the training before. Copies of all tensors are Replicate(where='all')."
+            )
+        if self.noise < 0 or self.start < 0:
+            raise OptionError(f"start and noise are at least 0; got {self.start} and {self.noise}.")
+
+    def phases(self, recipe: Recipe) -> list[Phase]:
+        """One member until `start`, all members from then on."""
+        begin = epoch_of(self.start, recipe.epochs)
+        if begin >= recipe.epochs:
+            raise OptionError(
+                f"the ensemble would start at epoch {begin}, and training ends at {recipe.epochs}; start it earlier."
+            )
+        late = Phase(
+            build=self._at_once if begin == 0 else self._widened,
+            end=recipe.epochs,
+            plan="independent" if self.nested else "same",
+            step="plain" if self.nested else "drawn",
+            chunk=1,  # members one after the other, so that training needs the memory of one
+            answer=_collapsed if self.collapse else None,
+            finish=_collapsed if self.collapse else None,
+        )
+        return [late] if begin == 0 else [Phase(build=self._alone, end=begin, plan="same"), late]
+
+    def _alone(self, network: nn.Module, job: Job) -> Ensemble:
+        return build(network, replace(_with_full_gradient(self.method), members=1), job)
+
+    def _widened(self, network: nn.Module, job: Job) -> Ensemble:
+        assert isinstance(network, Ensemble)
+        seed = job.recipe.seed
+        return self._ready(widen(network, self._method(), noise=self.noise, restart=self.restart, seed=seed))
+
+    def _at_once(self, network: nn.Module, job: Job) -> Ensemble:
+        ensemble = build(network, self._method(), job)
+        if ensemble is not network:  # an ensemble of the user's own has its noise already
+            _vary_(ensemble, self.noise, self.restart, job.recipe.seed)
+        return self._ready(ensemble)
+
+    def _method(self) -> Method:
+        """The method; where one member steps at a time, with the gradient that it has alone."""
+        return self.method if self.nested else _with_full_gradient(self.method)
+
+    def _ready(self, ensemble: Ensemble) -> Ensemble:
+        if self.freeze:
+            freeze_shared_(ensemble)
+        return ensemble
+
+
+def late(
+    method: Method,
+    start: float = 0.6,
+    noise: float = 0.0,
+    *,
+    restart: Where = (),
+    nested: bool = True,
+    freeze: bool = False,
+    collapse: bool = False,
+) -> Late:
+    """A method that starts when the network is nearly trained; give it to `covey.fit` as `method`.
+
+    Args:
+        method: the ensemble to start, any whose members can be copied.
+        start: when: a share of training, or an epoch if 1 or more; 0 for a network that is trained already.
+        noise: Gaussian noise on the members' tensors, in units of each tensor's root mean square.
+        restart: tensors of the members that are initialised anew instead of copied, such as "head".
+        nested: every member takes a minibatch of its own, then the shared tensors move once, with the method's
+            gamma; otherwise a member drawn for each minibatch steps along with the shared tensors.
+        freeze: let only the members' tensors learn after the start.
+        collapse: end with one network, the average of the members' weights.
+    """
+    return Late(
+        method=method,
+        start=start,
+        noise=noise,
+        restart=restart,
+        nested=nested,
+        freeze=freeze,
+        collapse=collapse,
+    )
+
+
+@torch.no_grad()
+def widen(
+    ensemble: Ensemble, method: Method, *, noise: float = 0.0, restart: Where = (), seed: int = 0
+) -> Ensemble:
+    """An ensemble of several members around an ensemble of one.
+
+    Args:
+        ensemble: of one member; it stays as it is.
+        method: what the new one is built with: the same kind of method, with more members.
+        noise: Gaussian noise on the members' tensors, in units of each tensor's root mean square. Running
+            statistics are copied as they are.
+        restart: tensors of the members that are initialised anew instead, such as "head".
+        seed: of the noise and of the new initialisation.
+    """
+    if ensemble.members != 1 or type(ensemble) is not Ensemble:
+        raise ConversionError(
+            f"an ensemble is widened from one member that runs on its own; this {type(ensemble.method).__name__} "
+            f"has {ensemble.members}. Members that share a pass or differ in shape cannot be started late."
+        )
+    with torch.random.fork_rng(devices=[]):
+        wide = method.build([_anatomy(ensemble)])
+    _copy_state(ensemble, wide)
+    wide.about = replace(ensemble.about, extra=dict(ensemble.about.extra))
+    wide.memory_format = ensemble.memory_format
+    _vary_(wide, noise, restart, seed)
+    return wide.to(next(ensemble.parameters()).device).train(ensemble.training)
+
+
+@torch.no_grad()
+def perturb_(ensemble: Ensemble, noise: float) -> None:
+    """Add Gaussian noise to every member tensor, in units of its root mean square. Uses the global random state."""
+    for phi in _member_parameters(ensemble):
+        size = phi.reshape(len(phi), -1).square().mean(1).sqrt()
+        phi.add_(noise * size.reshape(-1, *[1] * (phi.ndim - 1)) * torch.randn_like(phi))
+
+
+def _vary_(ensemble: Ensemble, noise: float, restart: Where, seed: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number(seed, "late"))  # not the stream that the network itself was drawn from
+        if noise:
+            perturb_(ensemble, noise)
+        if restart:
+            _restart(ensemble, _anatomy(ensemble), restart)
+
+
+def freeze_shared_(ensemble: Ensemble) -> None:
+    """Let only the members' own tensors learn."""
+    for part in ensemble.parts.values():
+        for group in part.groups():
+            if group.kind == "shared":
+                for parameter in group.parameters:
+                    parameter.requires_grad_(False)
+
+
+def _with_full_gradient(method: Method) -> Method:
+    """The method with gamma 1, if it has one: a minibatch of one member moves the shared tensors in full."""
+    options: dict[str, Any] = {"gamma": 1.0} if hasattr(method, "gamma") else {}
+    return replace(method, **options)
+
+
+def _member_parameters(ensemble: Ensemble) -> list[nn.Parameter]:
+    return [
+        parameter
+        for part in ensemble.parts.values()
+        for group in part.groups()
+        if group.kind == "member"
+        for parameter in group.parameters
+    ]
+
+
+def _anatomy(ensemble: Ensemble) -> Anatomy:
+    """What was found out about the network when the ensemble of one was made."""
+    buffers, _ = ensemble.buffers_of(0)
+    record = ensemble.records[0]
+    return Anatomy(
+        network=ensemble.member(0),
+        head=tuple(record["head"]),
+        stem=tuple(record["stem"]),
+        given=record["tensors"],
+        state=frozenset({*buffers.changing, *buffers.own.names}),
+        output=ensemble.about.output,
+        extra=dict(ensemble.about.extra),
+        shared=frozenset(buffers.shared.names),
+        random=True,
+    )
+
+
+def _copy_state(one: Ensemble, wide: Ensemble) -> None:
+    known: dict[str, Tensor] = one.state_dict()
+    members = {id(p) for p in _member_parameters(wide)}
+    own = {id(t) for _, t in wide.buffers_of(0)[0].own.items()}
+    for name, tensor in [*wide.named_parameters(), *wide.named_buffers()]:
+        source = known.get(name)
+        is_member = id(tensor) in members or id(tensor) in own
+        expected = (1, *tensor.shape[1:]) if is_member else tuple(tensor.shape)
+        if source is None or tuple(source.shape) != expected:
+            found = "missing" if source is None else tuple(source.shape)
+            raise ConversionError(
+                f"{type(one.method).__name__} cannot be started late: its tensor {name!r} depends on the number of "
+                f"members ({found} for one, {tuple(tensor.shape)} for {wide.members})."
+            )
+        tensor.copy_(source)
+
+
+@torch.no_grad()
+def _restart(wide: Ensemble, body: Anatomy, where: Where) -> None:
+    names = body.select(where)
+    parts = [part for part in wide.parts.values() if isinstance(part, Replicated)]
+    stored = {name: phi for part in parts for name, phi in part.phi.items()}
+    shared = [name for name in names if name not in stored]
+    if shared:
+        raise ConversionError(
+            f"restart={where!r} names {shared[0]!r}, which all members share, so it cannot be initialised anew for "
+            "each. Replicate it, or leave it out."
+        )
+    for k in range(wide.members):
+        made, _ = fresh(body.network, None)
+        for name in names:
+            stored[name][k].copy_(made.get_parameter(name))
+
+
+def _collapsed(job: Job, state: State) -> Ensemble:
+    """The average of the members as an ensemble of one."""
+    about = state.ensemble.about
+    made = convert(
+        state.ensemble.collapse(),
+        Replicate(members=1),
+        output=about.output,
+        task=about.task,
+        class_dim=about.class_dim,
+    )
+    made.memory_format = state.ensemble.memory_format
+    return made

@@ -1,0 +1,105 @@
+"""Optimisers for ensembles, and how their state is carried from one object to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from covey.ensemble import Ensemble
+from covey.errors import OptionError
+from covey.train.recipe import Recipe
+
+Groups = list[dict[str, Any]]
+
+
+def make_optimizer(
+    ensemble: Ensemble, recipe: Recipe, *, instead: Callable[[Groups], Groups] | None = None
+) -> Optimizer:
+    """The recipe's optimiser over the ensemble's parameter groups, or over what `instead` makes of them.
+
+    Each group has `base`, its learning rate before the schedule.
+    """
+    groups = ensemble.param_groups(recipe.lr, recipe.decay)
+    if not groups:
+        raise OptionError("every parameter is frozen, so there is nothing to train.")
+    if not recipe.decay_vectors:
+        groups = [part for group in groups for part in _without_vectors(ensemble, group)]
+    if instead is not None:
+        groups = instead(groups)
+    for group in groups:
+        group["base"] = group["lr"]
+    if recipe.optimizer == "sgd":
+        nesterov = recipe.nesterov and recipe.momentum > 0
+        return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=nesterov)
+    betas = (recipe.momentum, 0.999)
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(groups, lr=recipe.lr, betas=betas)
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr, betas=betas)
+    try:
+        from timm.optim import Lamb
+    except ImportError as error:
+        raise OptionError("optimizer 'lamb' comes from the package timm; pip install timm.") from error
+    return Lamb(groups, lr=recipe.lr, betas=betas)
+
+
+def set_lr(optimizer: Optimizer, factor: float) -> None:
+    """Set every group's learning rate to `factor` times its own before the schedule."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base"] * factor
+
+
+def carry(before: nn.Module, old: Optimizer, after: Ensemble, new: Optimizer) -> list[str]:
+    """Take over the optimiser state of the shared tensors that two ensembles, or a network and one, have in common.
+
+    A tensor is the same one if it has the same name and shape, where an ensemble of one network may have a leading
+    axis of 1. Members' tensors start with an empty state. Returns the names that were taken over.
+    """
+    known = dict(before.named_parameters())
+    if isinstance(before, Ensemble):
+        for name, parameter in before.named_parameters():
+            known.setdefault(_leaf(name), parameter)  # the weight comes before factors of the same name
+    shared = {id(p) for g in after.param_groups(1.0) if not g["members"] for p in g["params"]}
+    taken = []
+    for name, parameter in after.named_parameters():
+        source = known.get(name, known.get(_leaf(name)))
+        if id(parameter) not in shared or source is None or source not in old.state:
+            continue
+        if source.shape == parameter.shape or source.shape == (1, *parameter.shape):
+            new.state[parameter] = {
+                key: value.reshape(parameter.shape).clone() if _is_like(value, source) else _copy(value)
+                for key, value in old.state[source].items()
+            }
+            taken.append(_leaf(name))
+    return taken
+
+
+def _without_vectors(ensemble: Ensemble, group: dict[str, Any]) -> list[dict[str, Any]]:
+    """A group as two: matrices, and norms and biases without decay."""
+    network = ensemble.skeleton()
+    ranks = {name: tensor.ndim for name, tensor in network.named_parameters()}
+    vectors = {id(p) for name, p in ensemble.named_parameters() if ranks.get(_leaf(name), 2) <= 1}
+    found = []
+    for is_vector in (False, True):
+        chosen = [p for p in group["params"] if (id(p) in vectors) == is_vector]
+        if chosen:
+            decay = 0.0 if is_vector else group["weight_decay"]
+            found.append({**group, "params": chosen, "weight_decay": decay})
+    return found
+
+
+def _leaf(name: str) -> str:
+    """The network's name of a tensor out of the ensemble's name of a parameter."""
+    return name.rpartition(".")[2].replace("/", ".")
+
+
+def _is_like(value: Any, source: nn.Parameter) -> bool:
+    return isinstance(value, Tensor) and value.shape == source.shape
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,243 @@
+"""Everything that can be checked or chosen before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.convert import convert
+from covey.data import Data
+from covey.ensemble import Ensemble, Method
+from covey.errors import DataError, OptionError, TrainingError
+from covey.methods import Replicate
+from covey.train import checkpoint
+from covey.train.alone import Alone
+from covey.train.averaging import averaged
+from covey.train.batches import PLANS, Piece, Stream, check_plan, pieces
+from covey.train.recipe import Machine, Recipe
+from covey.train.state import Job, Phase, State
+from covey.train.step import run_piece
+from covey.train.steps import STEPS
+from covey.train.watch import chosen_score
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def launch(machine: Machine) -> Fabric | Alone:
+    """Start the processes, if there are to be several, and make numbers repeatable."""
+    if machine.threads is not None:
+        torch.set_num_threads(machine.threads)
+    steady()
+    world = machine.devices * machine.nodes
+    on_cpu = machine.accelerator == "cpu" or (
+        machine.accelerator == "auto" and not torch.accelerator.is_available()
+    )
+    if world == 1 and on_cpu and machine.precision == "32-true":
+        return Alone()
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(
+        accelerator=machine.accelerator,
+        devices=machine.devices,
+        num_nodes=machine.nodes,
+        strategy="ddp" if world > 1 else "auto",
+        precision=machine.precision,
+    )
+    fabric.launch()
+    return fabric
+
+
+def steady() -> None:
+    """Call each function of torch's vector library once on one element.
+
+    The first threaded use of one in a process was seen to be slightly wrong; a first use by one thread is not.
+    """
+    one = torch.ones(1)
+    for function in (torch.sqrt, torch.tanh, torch.exp, torch.log, torch.erf):
+        function(one)
+
+
+def make_job(
+    fabric: Fabric | Alone,
+    network: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    machine: Machine,
+    method: Any,
+    folder: str | Path | None,
+    *,
+    resume: bool,
+) -> Job:
+    """Check what was asked for, and put it together."""
+    if not isinstance(network, nn.Module):
+        raise OptionError(f"network is a torch.nn.Module or an ensemble; got {type(network).__name__}.")
+    if isinstance(network, Ensemble) and method is not None:
+        raise OptionError("network is an ensemble already, so method= has no meaning; leave it out.")
+    if not len(data.train):
+        raise DataError("the data have no training samples.")
+    if (recipe.keep == "best" or recipe.patience is not None) and not len(data.validation):
+        raise OptionError(
+            "keep='best' and patience go by a validation score, and the data have no validation samples."
+        )
+    chosen_score(data, recipe.choose)
+    if resume and folder is None:
+        raise OptionError("resume=True needs the folder of the run.")
+    if folder is not None and fabric.global_rank == 0:
+        checkpoint.prepare_folder(Path(folder), resume=resume)
+    fabric.barrier()
+    phases = tuple(averaged(_phases(method, recipe, data), recipe))
+    for phase in phases:
+        if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
+            raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
+    return Job(
+        data=data,
+        recipe=recipe,
+        machine=machine,
+        fabric=fabric,
+        stream=Stream(len(data.train), recipe.batch, recipe.seed),
+        phases=phases,
+        loss=_loss(network, data, recipe),
+        folder=None if folder is None else Path(folder),
+    )
+
+
+def single(network: nn.Module, job: Job) -> Ensemble:
+    """A plain network as an ensemble of one; an ensemble as it is."""
+    return build(network, Replicate(members=1), job)
+
+
+def build(network: nn.Module, method: Method, job: Job) -> Ensemble:
+    """Convert a network for the job's task; an ensemble stays as it is."""
+    if isinstance(network, Ensemble):
+        return network
+    task = {"gaussian": "gaussian", "mse": "regression"}.get(job.loss, "classification")
+    return convert(network, method, example=example(job.data), task=task, seed=job.recipe.seed)
+
+
+def example(data: Data) -> Tensor:
+    """Two training samples as a network takes them."""
+    return data.prepare(data.train.inputs[:2])
+
+
+def check_state(job: Job, state: State) -> None:
+    """Check what can only be checked on the ensemble of a phase: the plan, and what the smallest batch does."""
+    plan = job.phases[state.phase].plan or job.recipe.plan
+    check_plan(plan, job.stream, state.ensemble, job.chunk(state.phase))
+    _check_outputs(job, state.ensemble)
+    _check_smallest(job, state, plan)
+
+
+def settle(job: Job, state: State) -> None:
+    """Choose how members run before the first step, the same in all processes; weights and statistics stay."""
+    ensemble = state.ensemble
+    if job.recipe.run != "auto":
+        ensemble.run = job.recipe.run
+    piece = _pieces(job, state, job.stream)[0]
+    for mode in ("train", "eval"):
+        if ensemble.runs[mode] == "auto":
+            ensemble.train(mode == "train")
+            with torch.set_grad_enabled(mode == "train"):
+                _try(job, ensemble, piece)
+            if ensemble.runs[mode] == "auto":  # nothing was measured, since there is nothing to choose
+                ensemble.runs[mode] = "loop"
+    ensemble.train()
+    ensemble.runs = job.fabric.broadcast(ensemble.runs)
+
+
+def _phases(method: Any, recipe: Recipe, data: Data) -> list[Phase]:
+    if hasattr(method, "phases"):
+        return method.phases(recipe)
+    if method is not None and not isinstance(method, Method):
+        raise OptionError(
+            f"method is one of covey.METHODS' classes with options; got {type(method).__name__}."
+        )
+    chosen = Replicate(members=1) if method is None else method
+    return [Phase(build=lambda network, job: build(network, chosen, job), end=recipe.epochs)]
+
+
+def _loss(network: nn.Module, data: Data, recipe: Recipe) -> str:
+    """The loss that is meant by the recipe for these data and this network."""
+    if data.task != "regression":
+        if recipe.loss not in ("auto", "cross-entropy"):
+            raise OptionError(f"loss={recipe.loss!r} is for numbers; the data are for {data.task}.")
+        return "cross-entropy"
+    if recipe.loss == "cross-entropy" or recipe.smoothing:
+        raise OptionError("cross-entropy and label smoothing are for classes; the data are for regression.")
+    if recipe.loss != "auto":
+        return recipe.loss
+    if isinstance(network, Ensemble):
+        return "gaussian" if network.about.task == "gaussian" else "mse"
+    with torch.no_grad():
+        outputs = _quietly(network, example(data).to(next(network.parameters()).device))
+    return "gaussian" if outputs.shape[-1] == 2 else "mse"
+
+
+def _quietly(network: nn.Module, inputs: Tensor) -> Tensor:
+    training = network.training
+    network.eval()
+    try:
+        return network(inputs)
+    finally:
+        network.train(training)
+
+
+def _check_outputs(job: Job, ensemble: Ensemble) -> None:
+    """The network must have an output for each class, or one or two for a number."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        ensemble.eval()
+        outputs = ensemble(example(job.data).to(job.fabric.device), members=[0])
+    ensemble.train()
+    axis = ensemble._class_axis(outputs)
+    found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.loss == "gaussian" else 1)
+    if found < wanted or (job.data.task == "regression" and found != wanted):
+        raise DataError(
+            f"the network has {found} outputs and the data need {wanted}: "
+            + (
+                f"{len(job.data.classes)} classes."
+                if job.data.classes
+                else f"a number with loss {job.loss!r}."
+            )
+        )
+
+
+def _check_smallest(job: Job, state: State, plan: str) -> None:
+    """A layer that cannot take one sample should say so now and not at the end of the first epoch."""
+    last = Stream(job.stream.samples, job.stream.batch, job.stream.seed)
+    smallest = min(
+        _pieces(job, state, last, last.per_epoch - 1), key=lambda p: p.indices.shape[-1], default=None
+    )
+    if smallest is None or smallest.indices.shape[-1] > 1:
+        return
+    try:
+        _try(job, state.ensemble, smallest)
+    except (ValueError, RuntimeError) as error:
+        raise OptionError(
+            f"the last minibatch of an epoch ({job.stream.samples} samples in batches of {job.stream.batch}, plan "
+            f"{plan!r}, {job.shards} shards) leaves a part of one sample, which the network does not take: {error} "
+            "Choose another batch."
+        ) from error
+
+
+def _pieces(job: Job, state: State, stream: Stream, consumed: int = 0) -> list[Piece]:
+    plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
+    shares, _ = plan(stream, consumed, state.ensemble)
+    chunk = job.chunk(state.phase)
+    return list(pieces(shares, shards=range(job.shards), of=job.shards, chunk=chunk, key=(0,)))
+
+
+def _try(job: Job, ensemble: Ensemble, piece: Piece) -> None:
+    """Run a piece and leave no trace but the choice of how to run."""
+    before = {name: tensor.clone() for name, tensor in ensemble.state.named_buffers()}
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            losses = run_piece(job, ensemble, piece)
+    finally:
+        with torch.no_grad():
+            for name, tensor in ensemble.state.named_buffers():
+                tensor.copy_(before[name])
+    if losses.shape != (len(piece.members),):
+        raise TrainingError(f"the loss should be one number a member; it has shape {tuple(losses.shape)}.")

@@ -1,0 +1,166 @@
+"""All that training needs besides the network, the method and the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from covey.data import Augment
+from covey.errors import OptionError
+from covey.train.schedules import Schedule, epoch_of
+
+Plan = Literal["same", "split", "independent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train.
+
+    Args:
+        epochs: passes over the training data, counted in minibatches consumed.
+        batch: samples in a minibatch; the last one of an epoch may be smaller.
+        plan: which samples members see in a step: all the "same" minibatch; its parts ("split"); or each the
+            next minibatch of its own ("independent"), so that a step consumes as many as there are members.
+        optimizer: "sgd", "adam", "adamw" or "lamb" (from the package timm).
+        lr: learning rate before the schedule.
+        momentum: of SGD; the first beta of the others.
+        nesterov: whether SGD's momentum is Nesterov's.
+        decay: weight decay.
+        decay_vectors: whether norms and biases decay too.
+        schedule: of the learning rate.
+        loss: "auto" follows the data: "cross-entropy" for classes and text, "gaussian" or "mse" for numbers.
+        smoothing: label smoothing of the cross-entropy.
+        clip: largest norm of the gradient; None does not clip.
+        augment: what happens to training images.
+        ema: decay of an exponential moving average of the weights, such as 0.999, which then is what is
+            validated and kept; 0 for none.
+        average: when to begin averaging weights, one snapshot an epoch (SWA): a share of training, or an epoch if
+            1 or more. The average is what the run ends with; running statistics are estimated anew for it.
+        patience: stop after so many epochs without a better validation score; None never stops early.
+        keep: "last" keeps the weights of the last epoch, "best" those with the ensemble's best validation score.
+        choose: the ensemble's validation score that patience and keep go by.
+        member_chunk: how many members run at once, to save memory; None for all.
+        run: how members run: "loop", "batched", or "auto", which measures both before the first step.
+        checkpoint: minibatches between checkpoints; None for one an epoch.
+        seed: of all random choices in training.
+    """
+
+    epochs: int = 20
+    batch: int = 128
+    plan: Plan = "same"
+    optimizer: Literal["sgd", "adam", "adamw", "lamb"] = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+    nesterov: bool = True
+    decay: float = 5e-4
+    decay_vectors: bool = True
+    schedule: Schedule = field(default_factory=lambda: Schedule(kind="cosine"))
+    loss: Literal["auto", "cross-entropy", "gaussian", "mse"] = "auto"
+    smoothing: float = 0.0
+    clip: float | None = None
+    augment: Augment = field(default_factory=Augment)
+    ema: float = 0.0
+    average: float | None = None
+    patience: int | None = None
+    keep: Literal["last", "best"] = "last"
+    choose: Literal["accuracy", "nll", "rmse"] | None = None
+    member_chunk: int | None = None
+    run: Literal["auto", "loop", "batched"] = "auto"
+    checkpoint: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choices = {
+            "plan": ("same", "split", "independent"),
+            "optimizer": ("sgd", "adam", "adamw", "lamb"),
+            "loss": ("auto", "cross-entropy", "gaussian", "mse"),
+            "keep": ("last", "best"),
+            "choose": (None, "accuracy", "nll", "rmse"),
+            "run": ("auto", "loop", "batched"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise OptionError(
+                    f"{name} is one of {', '.join(map(repr, known))}; got {getattr(self, name)!r}."
+                )
+        for name in ("epochs", "batch", "member_chunk", "patience", "checkpoint"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise OptionError(f"{name} is a whole number of at least 1; got {value!r}.")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise OptionError(f"{name} is above 0; got {value}.")
+        for name in ("momentum", "ema", "smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise OptionError(f"{name} is at least 0 and below 1; got {getattr(self, name)}.")
+        if self.average is not None:
+            if not 0 <= epoch_of(self.average, self.epochs) < self.epochs:
+                raise OptionError(
+                    f"average is a moment before the end of {self.epochs} epochs; got {self.average}."
+                )
+            if self.ema or self.keep == "best" or self.patience is not None:
+                raise OptionError(
+                    "average, ema and the best epoch (keep='best', patience) are different answers of a run; "
+                    "ask for one."
+                )
+        if self.decay < 0:
+            raise OptionError(f"decay is at least 0; got {self.decay}.")
+
+    def scaled(self, by: float) -> Recipe:
+        """The same recipe with `by` times as many epochs, at least one, and its schedule in proportion.
+
+        >>> drops = Schedule(kind="multistep", milestones=(60, 120))
+        >>> Recipe(epochs=200, schedule=drops).scaled(0.05).schedule.milestones
+        (3.0, 6.0)
+        """
+        epochs = max(1, round(self.epochs * by))
+        average = self.average
+        if average is not None and average >= 1:
+            average = average / self.epochs
+        schedule = self.schedule.scaled(epochs / self.epochs)
+        return replace(self, epochs=epochs, schedule=schedule, average=average)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where to train.
+
+    Args:
+        accelerator: "cpu", "cuda", "mps", or "auto".
+        devices: processes on this machine, one a device; on CPU as many as asked for.
+        nodes: machines; start each with torchrun or `fabric run`.
+        precision: "32-true", or mixed: "bf16-mixed", "16-mixed".
+        shards: into how many parts a batch is cut, which run one after another and whose gradients are averaged.
+            Norms see one part at a time, as they do with as many devices. At least one a process.
+        threads: CPU threads of a process; None leaves torch's choice.
+        channels_last: whether images are laid out with channels last, which is often faster for convolutions.
+        progress: whether to show a progress bar.
+        tensorboard: whether to write TensorBoard files to the run's folder (needs the package tensorboard).
+    """
+
+    accelerator: str = "auto"
+    devices: int = 1
+    nodes: int = 1
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    shards: int = 1
+    threads: int | None = None
+    channels_last: bool = False
+    progress: bool = True
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "nodes", "shards", "threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise OptionError(f"{name} is a whole number of at least 1; got {value!r}.")
+        if self.accelerator not in ("auto", "cpu", "cuda", "gpu", "mps"):
+            raise OptionError(f"accelerator is 'auto', 'cpu', 'cuda' or 'mps'; got {self.accelerator!r}.")
+        if self.precision not in ("32-true", "bf16-mixed", "16-mixed"):
+            raise OptionError(f"precision is '32-true', 'bf16-mixed' or '16-mixed'; got {self.precision!r}.")
+        world = self.devices * self.nodes
+        if self.shards > 1 and self.shards % world:
+            raise OptionError(
+                f"shards are dealt out evenly: {self.shards} of them do not divide among {world} processes."
+            )

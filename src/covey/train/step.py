@@ -1,0 +1,128 @@
+"""One step of training, shared by everything that trains.
+
+The batch of a step is cut into pieces (shards of samples, chunks of members). Each piece runs forward and backward
+from the same running statistics; gradients add up with the pieces' weights, statistics likewise, and processes add up
+theirs in one exchange. So shards in one process and as many processes give the same step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from covey.data import train_batch
+from covey.ensemble import Ensemble
+from covey.errors import TrainingError
+from covey.loss import member_losses
+from covey.train.batches import PLANS, Piece, Share, pieces
+from covey.train.recipe import Recipe
+from covey.train.state import Job, State
+from covey.train.statistics import Statistics, exchange
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kind of step.
+
+    Args:
+        optimizer: makes its optimiser.
+        take: takes it: reads the samples of the step at `state.consumed`, changes the ensemble, and returns each
+            member's mean loss (M,), NaN for members that had no samples, and the number of minibatches used.
+    """
+
+    optimizer: Callable[[Ensemble, Recipe], Optimizer]
+    take: Callable[[Job, State], tuple[Tensor, int]]
+
+
+def plain(job: Job, state: State) -> tuple[Tensor, int]:
+    """Sum the members' losses, go back once through each piece, and step all tensors."""
+    plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
+    shares, used = plan(job.stream, state.consumed, state.ensemble)
+    state.optimizer.zero_grad(set_to_none=True)
+    losses = gather_gradients(job, state, shares)
+    apply_gradients(job, state)
+    return losses, used
+
+
+def gather_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
+    """Forward and backward over all pieces of a step, and over all processes.
+
+    Returns each member's mean loss, (M,), NaN for members without samples. A loss that is no number is an error.
+    """
+    ensemble, recipe = state.ensemble, job.recipe
+    mine = list(
+        pieces(
+            shares,
+            shards=job.my_shards,
+            of=job.shards,
+            chunk=job.chunk(state.phase),
+            key=(recipe.seed, state.consumed),
+        )
+    )
+    several = len(mine) != 1 or job.fabric.world_size > 1
+    trained = [k for share in shares for k in share.members]
+    statistics = Statistics(ensemble, len(trained)) if several else None
+    losses = torch.zeros(ensemble.members, device=job.fabric.device)
+    for piece in mine:
+        if statistics is not None:
+            statistics.restart()
+        each = run_piece(job, ensemble, piece)
+        job.fabric.backward(each.sum() * piece.weight)
+        losses[list(piece.members)] += each.detach() * piece.weight
+        if statistics is not None:
+            statistics.add(piece)
+    if statistics is not None:
+        exchange(job.fabric, ensemble, losses, statistics)
+        statistics.finish()
+    check_losses(losses, state)
+    idle = torch.ones(ensemble.members, dtype=torch.bool, device=losses.device)
+    idle[trained] = False
+    return losses.masked_fill(idle, math.nan)
+
+
+def run_piece(job: Job, ensemble: Ensemble, piece: Piece) -> Tensor:
+    """The losses (len(members),) of one forward pass."""
+    recipe, device = job.recipe, job.fabric.device
+    inputs, targets = train_batch(
+        job.data, piece.indices, recipe.augment, seed=recipe.seed, epoch=piece.epoch
+    )
+    torch.manual_seed(piece.seed)
+    everyone = len(piece.members) == ensemble.members
+    with job.fabric.autocast():
+        outputs = ensemble(
+            inputs.to(device),
+            members=None if everyone else piece.members,
+            per_member=piece.indices.ndim == 2,
+        )
+    targets = as_targets(targets, job.data.task).to(device)
+    return member_losses(outputs.float(), targets, job.loss, recipe.smoothing)  # type: ignore[arg-type]
+
+
+def as_targets(targets: Tensor, task: str) -> Tensor:
+    """Targets as the loss takes them: a regression's numbers get the axis of the network's one output."""
+    return targets[..., None].float() if task == "regression" else targets
+
+
+def check_losses(losses: Tensor, state: State) -> None:
+    """Stop where a member's loss is no number, before it reaches the weights."""
+    for k, value in enumerate(losses.tolist()):
+        if not math.isfinite(value):
+            lr = max(group["lr"] for group in state.optimizer.param_groups)
+            raise TrainingError(
+                f"the loss of member {k} became {value} at step {state.steps}, with a learning rate of {lr:.3g}. "
+                "Lower lr, clip the gradient, or warm up."
+            )
+
+
+def apply_gradients(job: Job, state: State) -> None:
+    """Clip if asked, and step."""
+    if job.recipe.clip is not None:
+        job.fabric.clip_gradients(
+            state.ensemble, state.optimizer, max_norm=job.recipe.clip, error_if_nonfinite=False
+        )
+    job.fabric.strategy.optimizer_step(state.optimizer)

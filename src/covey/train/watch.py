@@ -1,0 +1,190 @@
+"""Watching a run: validation scores, early stopping, collapsed members, the progress bar."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from covey.combine import Prediction, Regression
+from covey.data import Data, Split
+from covey.ensemble import Ensemble
+from covey.errors import OptionError
+from covey.train.batches import number
+from covey.train.state import Job, State
+from covey.train.step import as_targets
+
+BATCH = 512
+COLLAPSED = 1e-3  # members' spread, relative to that of the outputs, below which they count as one
+RISING = {"accuracy": True, "nll": False, "rmse": False}
+
+
+def chosen_score(data: Data, asked: str | None) -> str:
+    """The validation score that the best epoch is chosen by."""
+    if asked is None:
+        return "rmse" if data.task == "regression" else "accuracy"
+    if (asked == "accuracy") == (data.task == "regression") and asked != "nll":
+        raise OptionError(f"choose={asked!r} is not defined for {data.task}.")
+    return asked
+
+
+def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str, float]:
+    """Scores of the ensemble and of its members, over all processes. In a regression's own unit."""
+    device, fabric = job.fabric.device, job.fabric
+    sums: Tensor | None = None
+    names: list[str] = []
+    torch.manual_seed(number(job.recipe.seed, "validate", epoch, fabric.global_rank))
+    for part in torch.arange(len(split)).split(BATCH)[fabric.global_rank :: fabric.world_size]:
+        inputs = job.data.prepare(split.inputs[part]).to(device)
+        targets = as_targets(split.targets[part], job.data.task).to(device)
+        with fabric.autocast():
+            answer = _exact(ensemble.predict(inputs))
+        scores = _regression(answer, targets) if isinstance(answer, Regression) else _classes(answer, targets)
+        names = list(scores)
+        found = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in scores.values()])
+        sums = found if sums is None else sums + found
+    if fabric.world_size > 1:
+        names = fabric.broadcast(names)
+        sums = torch.zeros(len(names), dtype=torch.float64, device=device) if sums is None else sums
+        sums = fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
+    assert sums is not None
+    return _means(dict(zip(names, sums.tolist(), strict=True)), job.data)
+
+
+def _exact(answer: Prediction | Regression) -> Prediction | Regression:
+    """The answer in float32 at least, whatever precision the network ran in."""
+    if isinstance(answer, Prediction):
+        return Prediction(answer.logits.float())
+    variance = answer.member_variance
+    return Regression(answer.member_mean.float(), None if variance is None else variance.float())
+
+
+def _classes(answer: Prediction, targets: Tensor) -> dict[str, Any]:
+    """Sums over a batch of labels (B, ...)."""
+    targets = targets.long()
+    members, classes = len(answer.logits), answer.logits.shape[-1]
+    votes = F.one_hot(answer.logits.argmax(-1), classes).sum(0)
+    pairs = max(members * (members - 1), 1)
+    own = answer.member_log_probs.gather(-1, targets.expand(members, *targets.shape)[..., None])
+    return {
+        "count": targets.numel(),
+        "accuracy": (answer.label == targets).sum(),
+        "member_accuracy": (answer.logits.argmax(-1) == targets).double().mean(0).sum(),
+        "nll": -answer.log_probs.gather(-1, targets[..., None]).double().sum(),
+        "member_nll": -own.double().mean(0).sum(),
+        "disagreement": (1 - (votes * (votes - 1)).sum(-1) / pairs).double().sum() if members > 1 else 0.0,
+        "between": answer.logits.double().var(0, correction=0).sum(),
+        "within": answer.logits.double().mean(0).var(-1, correction=0).sum() * classes,
+    }
+
+
+def _regression(answer: Regression, targets: Tensor) -> dict[str, Any]:
+    """Sums over a batch of numbers (B, 1)."""
+    scores = {
+        "count": targets.numel(),
+        "rmse": (answer.mean - targets).double().square().sum(),
+        "member_rmse": (answer.member_mean - targets).double().square().mean(0).sum(),
+        "between": answer.epistemic.double().sum(),
+        "within": targets.double().square().sum(),
+    }
+    if answer.member_variance is not None:
+        nll = F.gaussian_nll_loss(answer.mean, targets, answer.variance, full=True, reduction="sum")
+        scores["nll"] = nll.double()
+    return scores
+
+
+def _means(sums: dict[str, float], data: Data) -> dict[str, float]:
+    count, between, within = sums.pop("count"), sums.pop("between"), sums.pop("within")
+    scores = {name: value / count for name, value in sums.items()}
+    unit = data.target_normalisation.std[0] if data.target_normalisation is not None else 1.0
+    for name in ("rmse", "member_rmse"):
+        if name in scores:
+            scores[name] = math.sqrt(scores[name]) * unit
+    if data.task == "regression" and "nll" in scores:
+        scores["nll"] += math.log(unit)
+    if data.task == "language":
+        scores["bits"] = scores["nll"] / math.log(2)
+    scores["spread"] = math.sqrt(between / within) if within > 0 else 0.0
+    return scores
+
+
+def warn_if_collapsed(scores: dict[str, float], members: int, epoch: int) -> None:
+    """Say so where members answer the same, so that they are one network at the price of several."""
+    if members > 1 and scores["spread"] < COLLAPSED:
+        warnings.warn(
+            f"after epoch {epoch} the {members} members have collapsed into one: their answers differ by "
+            f"{scores['spread']:.1e} of their size. Give them different starts (init, noise) or different batches "
+            "(plan='independent').",
+            stacklevel=3,
+        )
+
+
+def note_best(state: State, name: str, value: float, weights: dict[str, Tensor]) -> None:
+    """Keep the weights if the validation score is the best so far, and count the epochs since."""
+    best = state.notes.get("best")
+    better = best is None or (value > best if RISING[name] else value < best)
+    if better:
+        state.notes["best"], state.notes["best_epoch"], state.notes["waited"] = value, len(state.rows) + 1, 0
+        state.keep("best", weights)
+    else:
+        state.notes["waited"] += 1
+
+
+@contextmanager
+def filled_with(ensemble: Ensemble, tensors: dict[str, Tensor]) -> Iterator[Ensemble]:
+    """The ensemble with other tensors for a while; with none given, as it is."""
+    if not tensors:
+        yield ensemble
+        return
+    own = {name: tensor.clone() for name, tensor in ensemble.state_dict().items()}
+    ensemble.load_state_dict(tensors)
+    try:
+        yield ensemble
+    finally:
+        ensemble.load_state_dict(own)
+
+
+@torch.no_grad()
+def update_average(state: State, decay: float) -> None:
+    """Move the exponential average of weights and statistics towards the present ones."""
+    present = state.ensemble.state_dict()
+    average = state.recall("ema")
+    if not average:
+        state.keep("ema", present)
+        return
+    for name, tensor in present.items():
+        if tensor.is_floating_point():
+            average[name].lerp_(tensor, 1 - decay)
+        else:
+            average[name].copy_(tensor)
+
+
+def progress_bar(job: Job, state: State) -> tqdm:
+    """A bar over all minibatches of the run; silent in other processes and where it was not asked for."""
+    return tqdm(
+        total=job.recipe.epochs * job.stream.per_epoch,
+        initial=state.consumed,
+        unit="batch",
+        disable=None if job.leads and job.machine.progress else True,  # None: only on a terminal
+        leave=False,
+    )
+
+
+def headline(row: dict[str, Any]) -> dict[str, str]:
+    """The scores of an epoch that a reader wants first, short."""
+    shown = {
+        "loss": "loss",
+        "accuracy": "accuracy",
+        "member_accuracy": "members",
+        "nll": "nll",
+        "rmse": "rmse",
+    }
+    shown |= {"disagreement": "disagreement"}
+    return {short: f"{row[name]:.4f}" for name, short in shown.items() if row.get(name) is not None}

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from covey.errors import EvaluationError
+from covey.evaluate import Cost, Record, score
+from covey.evaluate.statistics import Summary
+from covey.report import Run, write
+from covey.report.answers import answers
+from covey.report.results import gather
+from covey.report.style import COLOURS, looks
+from covey.report.table import SCORES, short, verdict, written
+
+
+class Page(HTMLParser):
+    """Every element with its attributes, and a check that they close in order."""
+
+    VOID = frozenset(("meta", "link", "img", "br"))
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def test_page_is_well_formed_and_needs_nothing_else(page: Path) -> None:
+    text = page.read_text()
+    parsed = Page(text)
+    ids = Counter(a["id"] for _, a in parsed.elements if "id" in a)
+    assert {k: n for k, n in ids.items() if n > 1} == {}
+    for _, attributes in parsed.elements:
+        for name in ("src", "href", "xlink:href"):
+            target = attributes.get(name)
+            if target is None:
+                continue
+            assert target.startswith(("#", "data:")), target
+            if target.startswith("#"):
+                assert target[1:] in ids, f"nothing has the id {target}"
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(ids)
+    assert "@import" not in text
+    assert not re.search(r"(src|href)=\"(https?:)?//", text)
+    assert "<b>" not in text, "settings must be escaped"
+    assert "Deep &lt;ensemble&gt;" in text
+    assert "<title>A &lt;report&gt; &amp; more</title>" in text
+
+
+def test_page_can_be_read_without_seeing_it(page: Path) -> None:
+    parsed = Page(page.read_text())
+    drawings = parsed.of("svg")
+    assert len(drawings) > 15
+    for drawing in drawings:
+        assert drawing["role"] == "img"
+        assert len(drawing["aria-label"] or "") > 20
+    for picture in parsed.of("img"):
+        assert picture["alt"]
+    assert len(parsed.of("caption")) == len(parsed.of("table"))
+    assert all(h.get("scope") in ("col", "row") for h in parsed.of("th"))
+    assert parsed.of("html")[0]["lang"] == "en"
+    assert any(a.get("class") == "skip" for a in parsed.of("a"))
+    assert "text-anchor" in page.read_text(), "text in figures is text"
+
+
+def test_every_part_is_there(page: Path) -> None:
+    anchors = [a["id"] for a in Page(page.read_text()).of("section")]
+    assert anchors == [
+        "answer", "table", "cost", "calibration", "selective", "ood", "diversity", "robustness", "landscape",
+        "training", "examples", "repeat",
+    ]  # fmt: skip
+
+
+def test_one_colour_for_a_method_everywhere(page: Path) -> None:
+    names = ["Single", "Deep <ensemble>", "BatchEnsemble"]
+    look = looks(names, "Single")
+    assert len({(v.colour, v.marker) for v in look.values()}) == 3
+    own = (page.parent / "figures" / "reliability-batchensemble.svg").read_text()
+    assert look["BatchEnsemble"].colour in own
+    assert look["Deep <ensemble>"].colour not in own
+    shared = (page.parent / "figures" / "risk-coverage.svg").read_text()
+    assert all(v.colour in shared for v in look.values())
+    assert looks(["A", *names], "A")["Single"].colour == COLOURS[0]
+
+
+def test_figures_are_files_of_their_own(page: Path, tmp_path: Path) -> None:
+    files = sorted((page.parent / "figures").iterdir())
+    assert len(files) > 15
+    for file in files:
+        ElementTree.fromstring(file.read_text())
+        assert "var(--" not in file.read_text()
+    targets = torch.randn(40, 1)
+    record = Record(torch.zeros(1, 40, 1), targets, task="regression", variance=torch.ones(1, 40, 1))
+    write([Run("one", 0, score(record))], tmp_path)
+    assert (tmp_path / "figures" / "intervals.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_markdown_twin_has_the_same_numbers(page: Path) -> None:
+    text = (page.parent / "report.md").read_text()
+    for name in re.findall(r"\]\(([^)]+)\)", text):
+        assert (page.parent / name).is_file()
+    html = re.sub(r"<span class=\"mark[^>]*>[^<]*</span>", "", page.read_text())
+    cells = re.findall(r"<td[^>]*data-value=\"[^\"]+\">([^<]+)<", html)
+    assert len(cells) > 40
+    for cell in cells:
+        assert cell in text, cell
+    for line in text.splitlines():
+        assert not line.startswith("|") or line.count(" | ") > 1
+
+
+def test_the_same_runs_give_the_same_bytes(page: Path, make_runs: Callable, tmp_path: Path) -> None:
+    again = write(make_runs((0, 1, 2)), tmp_path, title="A <report> & more", pdf=False)
+    assert again.read_text() == page.read_text()
+
+
+PRICE = dict.fromkeys(("members", "trainable", "stored", "weight_bytes", "peak_bytes", "batch", "threads"), 1)
+PRICE |= {"latency": 0.1, "spread": 0.01}  # type: ignore[dict-item]
+
+
+def made_up(values: dict[str, list[float]], adds: dict[str, float]) -> list[Run]:
+    """Runs whose accuracies are as given, by method and seed."""
+    base = score(Record(torch.randn(1, 20, 3), torch.randint(3, (20,))))
+    runs = []
+    for name, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            scores = base.scores | {"ensemble": base.scores["ensemble"] | {"accuracy": accuracy}}
+            about = base.about | {"members": 1 if name == "one" else 4}
+            price = Cost(**PRICE | {"multiply_adds": int(1000 * adds[name])})
+            runs.append(Run(name, seed, replace(base, scores=scores, about=about), price))
+    return runs
+
+
+def first_answer(values: dict[str, list[float]], adds: dict[str, float]) -> tuple[str, str, str]:
+    answer = answers(gather(made_up(values, adds)))[0]
+    return answer.method, answer.evidence, answer.sure
+
+
+def test_a_clear_winner_is_taken() -> None:
+    method, evidence, sure = first_answer(
+        {"one": [0.90, 0.91, 0.905], "many": [0.93, 0.942, 0.936]}, {"one": 1, "many": 4}
+    )
+    assert method == "many"
+    assert "93.60 ± 0.60 %, against 90.50 ± 0.50 % for one" in evidence
+    assert sure.startswith("many minus one: +3.10 %")
+    assert sure.endswith("more than noise.")
+
+
+def test_a_difference_within_noise_does_not_pay() -> None:
+    method, evidence, sure = first_answer(
+        {"one": [0.90, 0.93, 0.91], "many": [0.91, 0.91, 0.93]}, {"one": 1, "many": 4}
+    )
+    assert method == "one"
+    assert "many has the best mean" in evidence
+    assert sure.endswith("within noise.")
+
+
+def test_the_cheaper_of_two_good_ones_is_taken() -> None:
+    values = {"one": [0.90, 0.91, 0.905], "dear": [0.940, 0.941, 0.942], "cheap": [0.939, 0.942, 0.940]}
+    method, evidence, _ = first_answer(values, {"one": 1, "dear": 4, "cheap": 2})
+    assert method == "cheap"
+    assert "dear has the best mean" in evidence
+
+
+def test_one_seed_is_a_hint() -> None:
+    method, _, sure = first_answer({"one": [0.9], "many": [0.95]}, {"one": 1, "many": 4})
+    assert method == "many"
+    assert "One seed: the difference was not tested" in sure
+
+
+def test_verdicts_know_which_way_is_better() -> None:
+    results = gather(
+        made_up({"one": [0.90, 0.91, 0.905], "many": [0.93, 0.942, 0.936]}, {"one": 1, "many": 4})
+    )
+    accuracy = SCORES[0]
+    one, many = results.methods
+    assert verdict(results, many, one, accuracy) == "better"
+    assert verdict(results, one, many, accuracy) == "worse"
+    assert verdict(results, many, one, replace(accuracy, better="lower")) == "worse"
+    assert verdict(results, one, one, accuracy) == ""
+
+
+def test_numbers_are_written_like_this() -> None:
+    assert written(SCORES[0], Summary(0.97123, 0.0031, 3)) == "97.12 ± 0.31"
+    assert written(SCORES[0], Summary(0.97123, None, 1)) == "97.12"
+    assert [short(v) for v in (12, 1234, 25_557_032, 4.09e9)] == ["12", "1.23 k", "25.6 M", "4.09 G"]
+
+
+def test_a_report_of_regression(tmp_path: Path) -> None:
+    targets = torch.randn(40, 1)
+    runs = []
+    for name, members in (("one", 1), ("five", 5)):
+        means = targets + 0.3 * torch.randn(members, 40, 1)
+        runs.append(
+            Run(name, 0, score(Record(means, targets, task="regression", variance=0.1 + means.abs())))
+        )
+    page = write(runs, tmp_path, pdf=False)
+    anchors = [a["id"] for a in Page(page.read_text()).of("section")]
+    assert anchors == ["answer", "table", "intervals", "repeat"]
+    assert "RMSE" in page.read_text()
+
+
+def test_a_report_of_one_run(make_runs: Callable, tmp_path: Path) -> None:
+    text = write(make_runs((0, 1, 2))[:1], tmp_path, pdf=False).read_text()
+    assert "Only one method was run" in text
+
+
+def test_bad_runs(make_runs: Callable, tmp_path: Path) -> None:
+    runs = make_runs((0, 1, 2))[::3]
+    with pytest.raises(EvaluationError, match="one run or more, got none"):
+        write([], tmp_path)
+    with pytest.raises(EvaluationError, match="'Single' has two runs with seed 0"):
+        write([*runs, runs[0]], tmp_path)
+    with pytest.raises(EvaluationError, match="no method 'Singel'; the nearest names are 'Single'"):
+        write(runs, tmp_path, baseline="Singel")
+    other = replace(
+        runs[1], evaluation=replace(runs[1].evaluation, about=runs[1].evaluation.about | {"samples": 7})
+    )
+    with pytest.raises(EvaluationError, match=r"differ in samples: 120 .*, 7 "):
+        write([runs[0], other], tmp_path)

@@ -1,0 +1,175 @@
+"""SWAG, snapshots and FGE: against their formulas, and as ordinary ensembles."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import covey
+from covey import Machine, Recipe, Schedule, fit
+from covey.data import Data, Split
+from covey.errors import ConversionError, OptionError, TrainingError
+from covey.train.trajectory import FGE, SWAG, Gaussian, Snapshot, gather
+
+QUIET = Machine(accelerator="cpu", progress=False)
+STEADY = Recipe(epochs=6, batch=8, lr=0.05, schedule=Schedule(), run="loop")
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def blobs(samples=40):
+    draw = torch.Generator().manual_seed(0)
+    centres = 2 * torch.randn(3, 6, generator=draw)
+
+    def split(count):
+        y = torch.randint(3, (count,), generator=draw)
+        return Split(centres[y] + torch.randn(count, 6, generator=draw), y)
+
+    return Data(split(samples), split(20), split(20), task="classification", classes=tuple("abc"), shape=(6,))
+
+
+def run(method, recipe=STEADY):
+    return fit(network(), blobs(), recipe, method=method, machine=QUIET).ensemble
+
+
+def after(epochs):
+    """The network after so many epochs of the same steady training."""
+    from dataclasses import replace
+
+    return fit(network(), blobs(), replace(STEADY, epochs=epochs), machine=QUIET).ensemble.member(0)
+
+
+def test_gathered_networks_answer_as_they_did_apart(tmp_path):
+    networks = [network(seed) for seed in range(3)]
+    x = torch.randn(5, 6)
+    for net in networks:
+        net(torch.randn(20, 6))  # statistics of its own
+        net.eval()
+    ensemble = gather(networks)
+    ensemble.eval()
+    ensemble.run = "loop"
+    expected = torch.stack([net(x) for net in networks])
+    torch.testing.assert_close(ensemble(x), expected, rtol=0, atol=0)
+    ensemble.save(tmp_path)
+    loaded = covey.load(tmp_path, network=network())
+    assert isinstance(loaded.method, covey.DeepEnsemble)
+    torch.testing.assert_close(loaded(x), expected, rtol=0, atol=0)
+
+
+def test_gather_refuses_networks_of_another_shape():
+    odd = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3))
+    with pytest.raises(
+        ConversionError, match=r"'0.weight' is \(8, 6\) in the first and \(9, 6\) in number 1"
+    ):
+        gather([network(), odd])
+    with pytest.raises(OptionError, match="at least one network"):
+        gather([])
+
+
+def test_the_gaussian_has_the_covariance_of_the_formula():
+    """Draws against scale (diag + D D^T / (n - 1)), with D and the diagonal computed here from the snapshots."""
+    net = nn.Linear(3, 2)
+    draw = torch.Generator().manual_seed(0)
+    snapshots = torch.randn(7, 8, generator=draw, dtype=torch.float64).mul(torch.arange(1, 9)).float()
+    gaussian = Gaussian(rank=4)
+    for values in snapshots:
+        nn.utils.vector_to_parameters(values, net.parameters())
+        gaussian.update(net)
+    means = [snapshots[: i + 1].mean(0) for i in range(7)]
+    deviations = torch.stack([snapshots[i] - means[i] for i in range(7)])[-4:]
+    diagonal = (snapshots.square().mean(0) - snapshots.mean(0).square()).diag()
+    expected = 0.5 * (diagonal + deviations.T @ deviations / 3)
+    torch.manual_seed(1)
+    draws = torch.stack([nn.utils.parameters_to_vector(gaussian.draw(0.5).values()) for _ in range(5_000)])
+    scale = expected.diag().sqrt()
+    torch.testing.assert_close(draws.mean(0) / scale, snapshots.mean(0) / scale, rtol=0, atol=0.06)
+    off = (draws.T.cov() - expected) / torch.outer(scale, scale)
+    assert off.abs().max() < 0.08
+
+
+def test_the_gaussian_goes_on_from_its_tensors():
+    net, whole = network(), Gaussian(rank=3)
+    for seed in range(6):
+        if seed == 3:
+            halved = Gaussian(3, whole.count, whole.tensors())
+        net = network(seed)
+        whole.update(net)
+        if seed >= 3:
+            halved.update(net)
+    assert halved.count == 6
+    torch.testing.assert_close(halved.tensors(), whole.tensors(), rtol=0, atol=0)
+    assert len(whole.deviations["0.weight"]) == 3
+
+
+def test_swag_in_a_run(tmp_path):
+    ensemble = run(SWAG(members=5, start=3, rank=2))
+    assert ensemble.members == 5
+    x = blobs().test.inputs
+    answer = ensemble.predict(x)
+    assert (answer.label == blobs().test.targets).float().mean() > 0.8
+    assert answer.mutual_information.mean() > 0
+    # statistics belong to the drawn weights: the first norm sees a linear map of the training inputs
+    for k in range(5):
+        member = ensemble.member(k)
+        torch.testing.assert_close(
+            member[1].running_mean, member[0](blobs().train.inputs).mean(0), rtol=1e-4, atol=1e-5
+        )
+    ensemble.save(tmp_path)
+    again = covey.load(tmp_path, network=network()).predict(x)
+    assert torch.equal(again.probs, answer.probs)
+    torch.testing.assert_close(run(SWAG(members=5, start=3, rank=2)).state_dict(), ensemble.state_dict())
+
+
+def test_swag_uses_the_snapshots_after_its_start():
+    """With no covariance every draw is the mean of the weights after epochs 4, 5 and 6."""
+    member = run(SWAG(members=1, start=3, scale=0.0)).member(0)
+    mean = torch.stack([after(epoch)[0].weight for epoch in (4, 5, 6)]).mean(0)
+    torch.testing.assert_close(member[0].weight, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_snapshots_are_the_weights_at_equal_distances():
+    ensemble = run(Snapshot(members=2, start=2, cycles=False))
+    assert isinstance(ensemble.method, covey.DeepEnsemble)
+    for k, epoch in enumerate((4, 6)):
+        torch.testing.assert_close(ensemble.member(k).state_dict(), after(epoch).state_dict())
+
+
+def test_snapshot_cycles_are_cosines():
+    """lr(t) = lr0 / 2 (cos(pi t_cycle / T_cycle) + 1), with five minibatches an epoch and cycles of two epochs."""
+    rows = fit(network(), blobs(), STEADY, method=Snapshot(members=3), machine=QUIET).rows
+    expected = [
+        0.05 / 2 * (math.cos(math.pi * t / 10) + 1) for t in (4, 9)
+    ] * 3  # the last step of each epoch
+    assert [row["lr"] for row in rows] == pytest.approx(expected)
+
+
+def test_fge_keeps_the_minima_of_a_triangle():
+    method = FGE(start=2, cycle=2, high=0.04, low=0.01)
+    history = fit(network(), blobs(), STEADY, method=method, machine=QUIET)
+    assert history.ensemble.members == 2  # the minima after epochs 3 and 5
+    # the last step of an epoch: steady, then 1/5 epoch before the minimum, 1/5 before the maximum, ...
+    low, high = 0.01 + 0.2 * 0.03, 0.04 - 0.2 * 0.03
+    assert [row["lr"] for row in history.rows] == pytest.approx([0.05, 0.05, low, high, low, high])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: run(SWAG(start=5)), OptionError, "gets 1 snapshots; it needs at least two"),
+        (lambda: Gaussian().draw(), TrainingError, "at least two snapshots"),
+        (lambda: Gaussian(rank=1), OptionError, "at least 2; got 1"),
+        (lambda: run(Snapshot(members=9)), OptionError, "more than one an epoch"),
+        (lambda: run(Snapshot(members=0)), OptionError, "at least 1; got 0"),
+        (lambda: run(FGE(cycle=3)), OptionError, "even number of epochs"),
+        (lambda: run(FGE(low=0.1)), OptionError, "not above high"),
+        (lambda: run(FGE(start=6)), OptionError, "no cycle of 2 epochs fits"),
+        (lambda: run(SWAG(start=2), Recipe(epochs=6, keep="best")), OptionError, "best epoch"),
+    ],
+)
+def test_what_cannot_work_says_why(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
