@@ -200,6 +200,16 @@ class OverMembers:
         return torch.func.vmap(one, in_dims=self.in_dims, randomness="different")(*args)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """Attention of all members, (M, B, heads, L, C): they count as further samples, so that fused kernels serve."""
+    members = len(query)
+    mask = rest[0] if rest else options.get("attn_mask")
+    if mask is not None:
+        return F.scaled_dot_product_attention(query, key, value, *rest, **options)
+    query, key, value = (t.flatten(0, 1) for t in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, *rest, **options).unflatten(0, (members, -1))
+
+
 class MemberShape:
     """The shape that a tensor has for one member."""
 
@@ -248,7 +258,7 @@ def convolution(layers: Sequence[Any], shared: bool) -> nn.Module:
 def norm(layers: Sequence[Any]) -> nn.Module:
     """M BatchNorms, InstanceNorms or GroupNorms as one over M times the channels."""
     first, members = layers[0], len(layers)
-    where = {"device": _device(first), "dtype": _dtype(first)}
+    where: dict[str, Any] = {"device": _device(first), "dtype": _dtype(first)}
     if isinstance(first, nn.GroupNorm):
         made: nn.Module = nn.GroupNorm(
             first.num_groups * members, first.num_channels * members, first.eps, first.affine, **where

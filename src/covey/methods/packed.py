@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -162,7 +162,8 @@ def _with_tensors(network: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     for name, place in places.items():
         values = tensors[name]
         if place.shape != values.shape:
-            groups, gamma = network.get_submodule(owner_of(name)).groups, values.shape[1] // place.shape[1]
+            owner: Any = network.get_submodule(owner_of(name))
+            groups, gamma = owner.groups, values.shape[1] // place.shape[1]
             blocks = values.unflatten(1, (gamma, -1)).unflatten(0, (groups // gamma, gamma, -1))
             # (old groups, gamma, out, gamma, in, ...): subgroup g reads the g-th part of the inputs, fewer than before
             values = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).flatten(0, 2) * math.sqrt(gamma)
