@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from covey.edit.layers import owner_of
 
 if TYPE_CHECKING:
@@ -30,39 +32,31 @@ class Coverage:
     """Every tensor of the network with its role and cost. Prints as an aligned table."""
 
     rows: tuple[Row, ...]
-    network: int  # how many parameters the network itself has
+    network: int  # how many parameters the network itself has, or the networks on average
 
     @classmethod
     def of(cls, ensemble: Ensemble) -> Coverage:
-        """The table of an ensemble; for members that differ in shape, of each member's tensors in turn."""
-        skeleton = ensemble.skeleton()
-        shapes = {name: tuple(tensor.shape) for name, tensor in skeleton.named_parameters()}
-        part_of = {name: part for part in ensemble.parts.values() for name in part.names}
+        """The table of an ensemble; where networks differ, of all their tensors, each with its first shape."""
+        networks = [ensemble.skeleton(k) for k in range(len(ensemble.state))]
+        parts = list(ensemble.parts.values())
+        home: dict[str, nn.Module] = {}
+        for network in networks:
+            for name, _ in network.named_parameters():
+                home.setdefault(name, network)
         rows = [
-            Row(
-                name,
-                type(skeleton.get_submodule(owner_of(name))).__name__,
-                shape,
-                part_of[name].role,
-                part_of[name].numbers(name),
-                part_of[name].note(name),
-            )
-            for name, shape in shapes.items()
+            Row(name, *_layer(network, name), part.role, part.numbers(name), part.note(name))
+            for name, network in home.items()
+            for part in parts
+            if name in part.names
         ]
-        buffers, _ = ensemble.buffers_of(0)
-        for role, store in (("shared buffer", buffers.shared), ("member buffer", buffers.own)):
-            for name, tensor in store.items():
-                shape = tuple(tensor.shape)[1 if store is buffers.own else 0 :]
-                rows.append(
-                    Row(
-                        name,
-                        type(skeleton.get_submodule(owner_of(name))).__name__,
-                        shape,
-                        role,
-                        tensor.numel(),
-                    )
-                )
-        return cls(tuple(rows), sum(t.numel() for t in skeleton.parameters()))
+        for k, network in enumerate(networks):
+            buffers, note = ensemble.buffers_of(k)[0], f"member {k}'s" if len(networks) > 1 else ""
+            for role, store in (("shared buffer", buffers.shared), ("member buffer", buffers.own)):
+                rows += [
+                    Row(name, *_layer(network, name), role, tensor.numel(), note)
+                    for name, tensor in store.items()
+                ]
+        return cls(tuple(rows), sum(t.numel() for net in networks for t in net.parameters()) // len(networks))
 
     @property
     def total(self) -> int:
@@ -83,6 +77,13 @@ class Coverage:
         lines = [_line(row, widths) for row in [_HEADINGS, tuple("-" * w for w in widths), *cells]]
         total = f"{self.total:,} parameters, {self.ratio:.3f} of the network's {self.network:,}"
         return "\n".join([*lines, total])
+
+
+def _layer(network: nn.Module, name: str) -> tuple[str, tuple[int, ...]]:
+    """The type of the layer that a tensor belongs to, and the tensor's shape."""
+    owner = network.get_submodule(owner_of(name))
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    return type(owner).__name__, tuple(tensors[name].shape)
 
 
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:

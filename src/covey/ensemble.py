@@ -26,6 +26,7 @@ from covey.parameterization import Group, Parameterization
 from covey.tensors import Buffers
 
 if TYPE_CHECKING:
+    from covey.evaluate.anytime import Anytime
     from covey.evaluate.calibration import Conformal, Temperature
 
 
@@ -116,7 +117,10 @@ class Ensemble(nn.Module):
         `temperature` calibrates the probabilities and `conformal` gives sets of classes.
         """
         with self.evaluating(), torch.no_grad():
-            outputs = self(*args, **kwargs)
+            return self.answer(self(*args, **kwargs))
+
+    def answer(self, outputs: Tensor) -> Prediction | Regression:
+        """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""
         if self.about.task == "regression":
             return Regression(outputs)
         outputs = outputs.movedim(self._class_axis(outputs), -1)
@@ -168,6 +172,12 @@ class Ensemble(nn.Module):
         buffers, row = self.buffers_of(self._checked(k))
         with torch.no_grad():
             return fill(self.skeleton(k), {**self.tensors(k), **buffers.member(row)})
+
+    def anytime(self, inputs: Any, targets: Tensor, *, score: str = "accuracy", batch: int = 64) -> Anytime:
+        """What every subset of members costs and scores on held-out data, and answers within a budget of time."""
+        from covey.evaluate.anytime import measure
+
+        return measure(self, inputs, targets, score=score, batch=batch)
 
     @property
     def alike(self) -> bool:

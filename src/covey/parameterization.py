@@ -16,7 +16,7 @@ class Group:
     """Parameters that an optimiser treats alike: factors of the learning rate and of the weight decay."""
 
     parameters: list[nn.Parameter]
-    kind: str  # "shared" or "member"
+    kind: str  # "shared"; "member", all with a leading axis M; "own", each one member's where members differ in shape
     lr: float = 1.0
     decay: float = 1.0
 

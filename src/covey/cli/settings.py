@@ -151,7 +151,9 @@ class Settings:
     def scaled(self, small: Mapping[str, Any]) -> Settings:
         """The same at the size that a recipe file's [small] table says: fewer epochs and samples, a smaller network."""
         recipe = self.recipe.scaled(small.get("epochs", self.recipe.epochs) / self.recipe.epochs)
-        network = fill(self.network, {k: small[k] for k in ("network", "network_option") if k in small}, "small")
+        network = fill(
+            self.network, {k: small[k] for k in ("network", "network_option") if k in small}, "small"
+        )
         dataset = replace(self.dataset, **{k: small[k] for k in ("data", "samples") if k in small})
         options = fill(self.options, small.get("options", {}), "small.options")
         recipe = fill(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")

@@ -1,0 +1,219 @@
+"""Hypernetwork ensembles: one linear hypernetwork makes every member's weights from small embeddings.
+
+    W_k^(l) = theta^(g) e_k^(l)        theta^(g) shared by the layers of group g and by all members
+
+Paper 1 (economical ensembles). Layers of one kernel and as many outputs form a group. Where the largest has twice the
+inputs of others, or a group has several layers, the group's tensor has half the inputs, and a layer is made in two
+chunks with an embedding each; chunk s fills inputs s, s + 2, ... With D_g numbers in the embeddings of group g, whose
+tensor has S_g numbers for each, C_g chunks, and P_m numbers in a member's norms, head and biases, it stores
+
+    sum_g D_g S_g + M (sum_g D_g C_g + P_m) + the rest of the network.
+
+On WRN-28-10 that is 35,844,320 + 25,016 M.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey.edit.anatomy import Anatomy
+from covey.edit.layers import Axes, Where
+from covey.ensemble import Ensemble, Method
+from covey.errors import ConversionError, OptionError
+from covey.methods.parts import Replicated, assemble, stack, values
+from covey.methods.templates import (
+    Bank,
+    Makeup,
+    Piece,
+    Templates,
+    allowance,
+    check_budget,
+    fan_in,
+    kaiming,
+    layers_of,
+    orthogonal,
+    own_names,
+    too_small,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypernetwork(Method):
+    """Members are embeddings of one hypernetwork.
+
+    Args:
+        members: how many networks.
+        sizes: embedding sizes of the first layer, of layers that stand alone, and of groups of layers.
+        budget: parameters that all members together must not exceed: a count (int) or a ratio to the network's
+            (float); `sizes` are scaled together to the largest that fit. None takes them as they are.
+        norms: whether members have norms of their own ("member") or share their scales and shifts ("shared").
+        linear: make the weights of linear layers, attention and recurrences too, not only of convolutions.
+        where: which layers are made.
+        gamma: factor of the hypernetwork's gradient.
+        keep: megabytes of generated weights that eval mode may keep.
+    """
+
+    sizes: tuple[int, int, int] = (10, 7, 14)
+    budget: int | float | None = 1.0
+    norms: Literal["member", "shared"] = "member"
+    linear: bool = False
+    where: Where = "all"
+    gamma: float = 1.0
+    keep: float = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_budget(self.budget)
+        if len(self.sizes) != 3 or any(not isinstance(size, int) or size < 1 for size in self.sizes):
+            raise OptionError(
+                "sizes are three whole numbers of at least 1, for the first layer, single layers and groups; "
+                f"got {self.sizes!r}."
+            )
+        if self.norms not in ("member", "shared"):
+            raise OptionError(f"norms is 'member' or 'shared'; got {self.norms!r}.")
+
+    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
+        """Hypernetworks for all chosen layers; heads, biases and norms replicated; the rest shared."""
+        if len(bodies) > 1:
+            raise ConversionError("Hypernetwork takes one network; SuperWeights takes several that differ.")
+        (body,) = bodies
+        layers = layers_of(body, self.where, self.linear, "Hypernetwork")
+        groups = chunk_groups(body, layers)
+        own = own_names(body, layers, self.norms)
+        sizes = self._sizes(body, groups, own)
+        banks: dict[str, Bank] = {}
+        makeup: dict[str, Makeup] = {}
+        for label, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+            banks[f"hypernetwork {label}"], made = self._bank(
+                body, f"hypernetwork {label}", group, size, layers
+            )
+            makeup |= made
+        parts = {
+            "hypernetwork": Templates(
+                banks,
+                [{name: makeup[name] for name in layers}],
+                role="hypernetwork",
+                gamma=self.gamma,
+                keep=self.keep,
+            ),
+            "replicated": Replicated(
+                {n: stack(t, self.members) for n, t in values(body.network, own).items()}
+            ),
+        }
+        return assemble(self, body, parts, gamma=self.gamma)
+
+    def _sizes(self, body: Anatomy, groups: Sequence[ChunkGroup], own: Sequence[str]) -> list[int]:
+        """Embedding sizes by group: as given, or scaled to the budget."""
+        kinds = [0 if group.layers[0] in body.stem else 2 if len(group.layers) > 1 else 1 for group in groups]
+        rest = {n: t.numel() for n, t in body.network.named_parameters()}
+        made = {name for group in groups for name in group.layers}
+        fixed = sum(n * (self.members if name in own else 1) for name, n in rest.items() if name not in made)
+
+        def cost(sizes: Sequence[int]) -> int:
+            each = (
+                sizes[kind] * (g.numbers + self.members * sum(g.chunks))
+                for g, kind in zip(groups, kinds, strict=True)
+            )
+            return fixed + sum(each)
+
+        sizes = list(self.sizes)
+        if self.budget is not None:
+            budget = allowance(self.budget, [body.network])
+            sizes = [1, 1, 1]
+            if cost(sizes) > budget:
+                largest = max(groups, key=lambda group: group.numbers)
+                raise too_small("Hypernetwork", budget, cost(sizes), largest.layers[0], largest.numbers)
+            sizes = _scaled(self.sizes, lambda tried: cost(tried) <= budget)
+        return [sizes[kind] for kind in kinds]
+
+    def _bank(
+        self, body: Anatomy, label: str, group: ChunkGroup, size: int, layers: dict[str, Axes]
+    ) -> tuple[Bank, dict[str, Makeup]]:
+        weights = values(body.network, group.layers)
+        fans = {name: fan_in(weight, layers[name]) for name, weight in weights.items()}
+        like, fan, rows = next(iter(weights.values())), max(fans.values()), sum(group.chunks)
+        alpha = orthogonal(self.members, rows, size, like)
+        makeup = {}
+        for name, first, chunks in zip(
+            group.layers, accumulate(group.chunks, initial=0), group.chunks, strict=False
+        ):
+            alpha[:, first : first + chunks] *= (fan / fans[name]) ** 0.5
+            pieces = (
+                Piece(
+                    label,
+                    tuple(k * rows + first + s for k in range(self.members)),
+                    group.block,
+                    into=(slice(None), slice(s, None, chunks)) if chunks > 1 else (),
+                )
+                for s in range(chunks)
+            )
+            makeup[name] = Makeup(tuple(weights[name].shape), tuple(pieces))
+        return Bank(kaiming((size, *group.block), fan, like), alpha), makeup
+
+
+@dataclass(frozen=True)
+class ChunkGroup:
+    """Layers that one hypernetwork makes: its block's shape, their names and in how many chunks each is made."""
+
+    block: tuple[int, ...]
+    layers: tuple[str, ...]
+    chunks: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        """Of one template."""
+        return math.prod(self.block)
+
+
+def chunk_groups(body: Anatomy, layers: dict[str, Axes]) -> list[ChunkGroup]:
+    """Groups in the network's order.
+
+    Layers of one type, kernel and number of outputs belong together if they have as many inputs as the largest of
+    them or half as many; those of other sizes form groups of their own.
+    """
+    families: dict[tuple, list[str]] = {}
+    for name, how in layers.items():
+        weight = body.network.get_parameter(name)
+        kind = (weight.shape[0], tuple(weight.shape[2:]), how.groups, how.inputs_first, weight.dtype)
+        families.setdefault(kind, []).append(name)
+    groups = []
+    for names in families.values():
+        inputs = {name: body.network.get_parameter(name).shape[1] for name in names}
+        while inputs:
+            largest = max(inputs.values())
+            block = largest // 2 if largest % 2 == 0 and len(inputs) > 1 else largest
+            taken = [name for name, count in inputs.items() if count in (largest, block)]
+            if len(taken) == 1:
+                block = largest
+            shape = tuple(body.network.get_parameter(taken[0]).shape)
+            chunks = tuple(inputs.pop(name) // block for name in taken)
+            groups.append(ChunkGroup((shape[0], block, *shape[2:]), tuple(taken), chunks))
+    order = {name: i for i, name in enumerate(layers)}
+    return sorted(groups, key=lambda group: order[group.layers[0]])
+
+
+def embeddings(ensemble: Ensemble) -> Tensor:
+    """All members' embeddings, each laid out as one vector, (M, D); for planes through members."""
+    part = ensemble.parts["hypernetwork"]
+    assert isinstance(part, Templates)
+    return torch.cat([bank.alpha.detach().flatten(1) for bank in part.named_banks().values()], 1)
+
+
+def _scaled(sizes: Sequence[int], fits: Callable[[Sequence[int]], bool]) -> list[int]:
+    """The sizes times the largest common factor that fits, rounded half up, at least 1 each."""
+    best = [1, 1, 1]
+    steps = sorted({Fraction(2 * n + 1, 2 * size) for size in sizes for n in range(1, 64 * size)})
+    for factor in steps:
+        tried = [max(1, int(factor * size + Fraction(1, 2))) for size in sizes]
+        if not fits(tried):
+            break
+        best = tried
+    return best

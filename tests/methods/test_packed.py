@@ -1,0 +1,366 @@
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import covey
+from covey import zoo
+from covey.edit.pack import pack
+from covey.errors import ConversionError, OptionError
+
+
+class Residual(nn.Module):
+    """First layer, residual blocks, concatenation, squeeze-excite and depthwise: what grouping can get wrong."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv1, self.conv2 = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.deep = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.down, self.up = nn.Linear(width, width // 4), nn.Linear(width // 4, width)
+        self.join = nn.Conv2d(2 * width + 3, width, 1)
+        self.group = nn.GroupNorm(2, width)
+        self.head = nn.Linear(width * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm(self.stem(x)))
+        h = h + self.conv2(F.relu(self.conv1(h)))
+        h = h * torch.sigmoid(self.up(F.relu(self.down(h.mean((2, 3))))))[:, :, None, None]
+        h = self.join(torch.cat([h, self.deep(h), x], 1))
+        return self.head(F.adaptive_avg_pool2d(F.silu(self.group(h)), 2).flatten(1))
+
+
+class Transformer(nn.Module):
+    """Class token, positions, own attention by heads, nn.MultiheadAttention, encoder layers of both kinds."""
+
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.patch = nn.Conv2d(3, width, 4, stride=4)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.position = nn.Parameter(torch.randn(1, 5, width))
+        self.norm, self.qkv, self.proj = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
+        self.mha = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.post = nn.TransformerEncoderLayer(width, heads, 2 * width, 0.0, batch_first=True)
+        first = nn.TransformerEncoderLayer(
+            width, heads, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(first, 2, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + self.mha(x, x, x, need_weights=False)[0]
+        return self.head(self.encoder(self.post(x))[:, 0])
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(11, 8), nn.LSTM(8, 8, batch_first=True)
+        self.norm, self.head = nn.RMSNorm(8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.lstm(self.embedding(x))[0][:, -1]))
+
+
+def _images(batch: int) -> Tensor:
+    return torch.randn(batch, 3, 8, 8, dtype=torch.float64)
+
+
+NETWORKS: dict[str, tuple[Any, Any]] = {
+    "residual": (Residual, _images),
+    "transformer": (Transformer, _images),
+    "recurrent": (Recurrent, lambda batch: torch.randint(0, 11, (batch, 6))),
+}
+
+
+def make(name: str) -> tuple[Any, Tensor]:
+    return copy.deepcopy(_ensemble(name)), NETWORKS[name][1](4)
+
+
+@functools.cache
+def _ensemble(name: str) -> covey.Ensemble:
+    network, x = NETWORKS[name][0]().double(), NETWORKS[name][1](4)
+    return covey.convert(network, covey.Packed(members=3, alpha=1.5), example=x)
+
+
+def _gradients(ensemble: Any, outputs: Tensor) -> dict[str, Tensor]:
+    ensemble.zero_grad()
+    outputs.square().sum().backward()
+    part = ensemble.parts["packed"]
+    return {name: part.phi[name].grad.clone() for name in part.names}
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_three_forms_agree(name: str, mode: str) -> None:
+    """Outputs of loop, batched and packed, and their gradients: as a whole, and with respect to the weights."""
+    ensemble, x = make(name)
+    getattr(ensemble, mode)()
+    packed = copy.deepcopy(ensemble).pack(x)
+    assert packed.training == (mode == "train")
+    ensemble.run = "loop"
+    other = copy.deepcopy(ensemble)
+    reference = ensemble(x)
+    gradients = _gradients(ensemble, reference)
+    if name != "recurrent":  # nn.LSTM has no batching rule in torch
+        other.run = "batched"
+        batched = other(x)
+        torch.testing.assert_close(batched, reference, rtol=1e-9, atol=1e-9)
+        for tensor, gradient in _gradients(other, batched).items():
+            torch.testing.assert_close(gradient, gradients[tensor], rtol=1e-8, atol=1e-9)
+    outputs = packed(x)
+    torch.testing.assert_close(outputs, reference, rtol=1e-9, atol=1e-9)
+    packed.zero_grad()
+    outputs.square().sum().backward()
+    got = sorted(p.grad.square().sum().item() for p in packed.parameters())
+    total = sum(g.square().sum().item() for g in gradients.values())
+    assert sum(got) == pytest.approx(total, rel=1e-9)
+    assert sum(p.numel() for p in packed.parameters()) == sum(p.numel() for p in ensemble.parameters())
+    for batch in (1, 7) if mode == "eval" else (7,):  # a size that was not traced
+        more = NETWORKS[name][1](batch)
+        torch.testing.assert_close(packed(more), ensemble(more), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["residual", "transformer"])
+def test_a_trained_step_agrees(name: str) -> None:
+    """One step of SGD on the packed network and on the ensemble lead to the same answers."""
+    ensemble, x = make(name)
+    ensemble.train().run = "loop"
+    packed = ensemble.pack(x)
+    for module in (ensemble, packed):
+        step = torch.optim.SGD(module.parameters(), lr=0.05)
+        module(x).square().mean((1, 2)).sum().backward()
+        step.step()
+    torch.testing.assert_close(packed.eval()(x), ensemble.eval()(x), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_members_of_the_packed_network_are_isolated(name: str) -> None:
+    """Other weights in member 0 change its answers alone, and member 1's loss has no gradient in member 0's weights."""
+    ensemble, x = make(name)
+    ensemble.eval()
+    before = ensemble.pack(x)(x)
+    with torch.no_grad():
+        for tensor in ensemble.parts["packed"].phi.parameters():
+            tensor[0].normal_()
+    packed = ensemble.pack(x)
+    after = packed(x)
+    assert not torch.allclose(after[0], before[0])
+    torch.testing.assert_close(after[1:], before[1:], rtol=1e-9, atol=1e-9)
+    alone = []
+    for k in range(3):
+        packed.zero_grad()
+        packed(x)[k].square().sum().backward()
+        alone.append({n: p.grad != 0 for n, p in packed.named_parameters() if p.grad is not None})
+    for tensor in alone[0].keys() & alone[1].keys():
+        assert not (alone[0][tensor] & alone[1][tensor]).any(), tensor
+
+
+def test_a_convolutional_network_packs_into_plain_grouped_layers() -> None:
+    """The paper's picture: first layer dense, then M groups, and a head for each member."""
+    ensemble, x = make("residual")
+    packed = ensemble.pack(x)
+    assert packed.stem_first.groups == 1
+    assert (packed.stem_first.in_channels, packed.stem_first.out_channels) == (3, 3 * 8)
+    assert (packed.conv1.groups, packed.deep.groups, packed.group.num_groups) == (3, 24, 6)
+    assert packed.head.weight.shape == (3 * 5, 8 * 4)
+    assert isinstance(packed.conv1, nn.Conv2d)
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_subgroups_pack_too(gamma: int) -> None:
+    network = nn.Sequential(
+        nn.Conv2d(3, 256, 3), nn.ReLU(), nn.Conv2d(256, 256, 3), nn.Flatten(), nn.Linear(256, 4)
+    )
+    x = torch.randn(2, 3, 5, 5)
+    ensemble = covey.convert(network, covey.Packed(members=4, alpha=2.0, gamma=gamma), example=x).eval()
+    packed = ensemble.pack(x)
+    assert packed.get_submodule("2" if hasattr(packed, "2") else "_2").groups == 4 * gamma
+    torch.testing.assert_close(packed(x), ensemble(x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_packed_is_named() -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) if x.sum() > 0 else x
+
+    x = torch.zeros(2, 4)
+    with pytest.raises(ConversionError, match=r"torch.fx cannot trace it.*return self.fc\(x\) if x.sum"):
+        pack([Deciding(), Deciding()], (x,), {})
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ConversionError, match=r"'1.weight' and '0.weight' are one tensor"):
+        pack([tied, copy.deepcopy(tied)], (x,), {})
+
+
+# --- the method ------------------------------------------------------------------------------------------------
+
+
+def test_widths_of_appendix_n() -> None:
+    """Packed-(2,3,1) of one hidden layer with 200 units: members of 134."""
+    mlp = nn.Sequential(nn.Linear(13, 200), nn.ReLU(), nn.Linear(200, 2))
+    ensemble = covey.convert(
+        mlp, covey.Packed(members=3, alpha=2.0), example=torch.zeros(2, 13), task="gaussian"
+    )
+    assert ensemble.member(0)[0].out_features == 134
+    assert sum(p.numel() for p in ensemble.parameters()) == 3 * (13 * 134 + 134 + 134 * 2 + 2)
+    row = next(r for r in ensemble.coverage.rows if r.name == "0.weight")
+    assert "was 200x13" in row.note
+    assert "133.3 rounded up to 134" in row.note
+
+
+def test_regression_combines_as_a_mixture() -> None:
+    """Appendix N with the squared mean: variance = mean(sigma^2 + mu^2) - mean(mu)^2."""
+    mlp = nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 2)).double()
+    x = torch.randn(7, 5, dtype=torch.float64)
+    ensemble = covey.convert(mlp, covey.Packed(members=3, alpha=2.0), example=x, task="gaussian").eval()
+    outputs = torch.stack([ensemble.member(k)(x) for k in range(3)])
+    mean, variance = outputs[..., :1], F.softplus(outputs[..., 1:]) + 1e-6
+    answer = ensemble.predict(x)
+    torch.testing.assert_close(answer.mean, mean.mean(0))
+    torch.testing.assert_close(answer.variance, (variance + mean**2).mean(0) - mean.mean(0) ** 2)
+
+
+def _fit(init: str, own_batches: bool) -> Tensor:
+    """Mutual information after a few steps on MNIST-like noise, with batches of members' own or not."""
+    torch.manual_seed(5)
+    network = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3)).double()
+    x, y = torch.randn(96, 10, dtype=torch.float64), torch.randint(0, 3, (96,))
+    ensemble = covey.convert(network, covey.Packed(members=4, alpha=2.0, init=init), example=x[:4])
+    ensemble.run = "loop"
+    step = torch.optim.SGD(ensemble.parameters(), lr=0.1, momentum=0.9)
+    order = torch.Generator().manual_seed(1)
+    for _ in range(10):
+        rows = torch.stack([torch.randperm(96, generator=order)[:16] for _ in range(4)])
+        rows = rows if own_batches else rows[:1].expand(4, -1)
+        outputs = ensemble(x[rows], per_member=True)
+        step.zero_grad()
+        sum(F.cross_entropy(outputs[k], y[rows[k]]) for k in range(4)).backward()
+        step.step()
+    return ensemble.predict(x).mutual_information.max()
+
+
+def test_sources_of_diversity() -> None:
+    """Table 7: with neither other initialisations nor other batches members are one network, and MI is 0."""
+    assert _fit("same", own_batches=False) == pytest.approx(0, abs=1e-12)
+    assert _fit("same", own_batches=True) > 1e-3
+    assert _fit("fresh", own_batches=False) > 1e-3
+    assert _fit("fresh", own_batches=True) > 1e-3
+
+
+@pytest.mark.parametrize("slices", ["importance", "random"])
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_members_are_cut_out_of_a_trained_network(slices: str, gamma: int) -> None:
+    torch.manual_seed(2)
+    network = nn.Sequential(
+        nn.Conv2d(3, 256, 3), nn.BatchNorm2d(256), nn.ReLU(), nn.Conv2d(256, 256, 3), nn.ReLU(), nn.Flatten(),
+        nn.Linear(256, 4),
+    )  # fmt: skip
+    x = torch.randn(64, 3, 5, 5)
+    method = covey.Packed(members=4, alpha=2.0, gamma=gamma, init="slice", slices=slices)
+    ensemble = covey.convert(network, method, example=x).eval()
+    trained = network[3].weight.detach()
+    for k in range(4):
+        member = ensemble.member(k)
+        kept = member[0].weight.detach()
+        rows = [(network[0].weight.detach() == row).all(dim=(1, 2, 3)).nonzero().item() for row in kept]
+        assert rows == sorted(set(rows))  # every first-layer filter is one of the trained ones
+        scale = math.sqrt(2 * gamma)
+        for place, block in enumerate(member[3].weight.detach().chunk(gamma)):
+            inputs = torch.tensor(rows).chunk(gamma)[place]
+            expected = trained[:, inputs] * scale  # (256, n, 3, 3); each row must be one of these
+            assert all((expected - row).abs().amax((1, 2, 3)).min() < 1e-5 for row in block[:4])
+    size = network.eval()(x).std()
+    assert all(0.6 < (ensemble.member(k).eval()(x).std() / size).item() < 1.6 for k in range(4))
+    assert len({tuple(ensemble.member(k)[0].weight.flatten().tolist()) for k in range(4)}) == 4
+
+
+def test_the_user_may_build_the_narrow_network(tmp_path: Any) -> None:
+    wide, small = Residual(16).double(), Residual(8).double()
+    x = _images(3)
+    ensemble = covey.convert(wide, covey.Packed(members=4, narrow=small), example=x).eval()
+    assert {n: p.shape for n, p in ensemble.member(2).named_parameters()} == {
+        n: p.shape for n, p in small.named_parameters()
+    }
+    ensemble.run = "loop"
+    ensemble.save(tmp_path / "e")
+    again = covey.load(tmp_path / "e", network=small)
+    assert torch.equal(again(x), ensemble(x))
+    with pytest.raises(
+        ConversionError, match="another architecture: only one of the two has a parameter '0.bias'"
+    ):
+        covey.convert(Residual(4), covey.Packed(narrow=nn.Sequential(nn.Linear(4, 2))))
+
+
+def test_a_zoo_network_loads_by_name(tmp_path: Any) -> None:
+    network = zoo.create("mlp", classes=3, features=6)
+    ensemble = covey.convert(network, covey.Packed(members=4), example=torch.zeros(2, 6)).eval()
+    ensemble.run = "loop"
+    ensemble.save(tmp_path / "e")
+    x = torch.randn(5, 6)
+    assert torch.equal(covey.load(tmp_path / "e")(x), ensemble(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"alpha": 0.0}, "alpha is the width of all members"),
+        ({"gamma": 0}, "gamma is a number of subgroups"),
+        ({"gamma": 1.5}, "gamma is a number of subgroups"),
+        ({"init": "copy"}, "init is one of"),
+        ({"slices": "size"}, "slices is one of"),
+        ({"heads": "drop"}, "heads is one of"),
+        ({"init": "slice", "narrow": nn.Linear(1, 1)}, "cannot be had with narrow="),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        covey.Packed(**options)
+
+
+def test_bad_conversions_are_named() -> None:
+    narrow = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.zeros(2, 6)
+    with pytest.raises(
+        ConversionError, match=r"alpha 1 over 8 members leaves '[24]\.\w+ .*' without.*alpha.* is 2"
+    ):
+        covey.convert(narrow, covey.Packed(members=8, alpha=1.0), example=x)
+    with pytest.raises(ConversionError, match="give convert.. an example"):
+        covey.convert(narrow, covey.Packed())
+    method = covey.Packed(members=3, alpha=1.0, heads="exact")
+    with pytest.raises(ConversionError, match=r"4 attention heads.*1.333 is not a whole number"):
+        covey.convert(Transformer().double(), method, example=_images(2))
+
+
+# --- costs -------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_match_the_peer() -> None:
+    """ResNet-18 with the CIFAR stem, alpha 2, four members: the peer's packed network has 11.19 M parameters."""
+    with torch.device("meta"):
+        network, x = zoo.create("cifar-resnet-18", classes=10), torch.zeros(2, 3, 32, 32)
+        from covey.edit.width import narrow
+
+        small = narrow(network, 0.5, x).network
+    count = 4 * sum(p.numel() for p in small.parameters())
+    assert count == pytest.approx(11.19e6, rel=0.01)
