@@ -50,7 +50,7 @@ class Phase:
         finish: makes the ensemble that the run returns, at its end.
     """
 
-    build: Callable[[nn.Module, Job], Ensemble]
+    build: Callable[[Any, Job], Ensemble]
     end: float
     plan: str | None = None
     step: str = "plain"
