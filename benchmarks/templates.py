@@ -4,7 +4,7 @@
 
 For each network and method, with 4 members and batches of 64: a training step and an inference call over those of the
 same members with weights of their own (a deep ensemble in a loop run), the stored bytes over those of the tensors, and
-the most memory alive in a loop run at inference with nothing kept, over one member's weights and the largest activations.
+the most memory alive in a loop run at inference with nothing kept, over one member's weights and largest activations.
 One thread and its processor time, both taken in turn, best of each: a busy machine disturbs that least.
 """
 

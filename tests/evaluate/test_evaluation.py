@@ -98,14 +98,16 @@ def test_data_of_raw_images_is_prepared_corrupted_and_shown() -> None:
     assert all(e["picture"].startswith("data:image/png;base64,") for e in found.examples)
 
 
-def test_an_ensemble_keeps_its_mode_and_calibration() -> None:
+@pytest.mark.parametrize("own", [Temperature("pooled", (2.0,)), Temperature("members", (0.5, 2.0, 3.0))])
+def test_an_ensemble_keeps_its_mode_and_calibration(own: Temperature) -> None:
     ens, x, y = ensemble(), torch.randn(40, 4), torch.randint(3, (40,))
-    ens.temperature = Temperature("pooled", (2.0,))
+    raw = ens.predict(x).logits
+    ens.temperature = own
     ens.train()
     found = evaluate(ens, (x, y), validation=(x, y))
     assert ens.training
-    assert ens.temperature == Temperature("pooled", (2.0,))
-    assert found.about["members"] == 3, "scores are of the members, not of the pooled answer"
+    assert ens.temperature == own
+    assert torch.allclose(found.record.outputs, raw), "what is stored are the members' own logits"
     assert found.scores["calibration"]["stored"]["nll"] == pytest.approx(
         float(nn.functional.nll_loss(ens.predict(x).log_probs, y)), abs=1e-5
     )

@@ -62,7 +62,8 @@ def make_runs() -> Callable[[Sequence[int]], list[Run]]:
                 seed,
                 evaluation(members, gain, seed),
                 cost(members, size),
-                [{"epoch": e, "train_loss": 1 / e, "seconds": e, "note": "x"} for e in range(1, 5)],
+                [{"epoch": e, "train_loss": 1 / e, "seconds": e, "note": "x"} for e in range(1, 5)]
+                + [{"epoch": 5, "train_loss": None}, {"epoch": 6, "train_loss": float("nan")}],
                 {"lr": 0.1, "seed": seed, "script": "</script><b>"},
                 {"flatness": {"sigma": [0.1, 0.2], "rise": [0.1 * seed, 0.3], "std": [0, 0]}},
             )

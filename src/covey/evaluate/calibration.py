@@ -40,8 +40,8 @@ class Temperature:
     def apply(self, logits: Tensor) -> Tensor:
         """Members' logits (M, B, ..., C) to calibrated logits, for `Prediction`.
 
-        "members" gives (M, B, ..., C); "pooled" gives the one answer (1, B, ..., C), so read uncertainty
-        between members from the logits that came in.
+        "members" gives (M, B, ..., C); "pooled" gives the one answer (1, B, ..., C), so uncertainty
+        between members is to be read from the logits that came in.
         """
         if self.kind == "pooled":
             return (Prediction(logits).log_probs / self.values[0])[None]

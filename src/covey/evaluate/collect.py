@@ -142,16 +142,16 @@ def _predict(ensemble: Any, batch: Tensor, regression: bool) -> Any:
 
 @contextmanager
 def _uncalibrated(ensemble: Any) -> Iterator[None]:
-    """Members' own logits are what is stored; a stored calibration is scored from them afterwards."""
-    calibration = getattr(ensemble, "calibration", None)
-    if calibration is None:
+    """Members' own logits are what is stored; the ensemble's temperature is scored from them afterwards."""
+    temperature = getattr(ensemble, "temperature", None)
+    if temperature is None:
         yield
         return
-    ensemble.calibration = None
+    ensemble.temperature = None
     try:
         yield
     finally:
-        ensemble.calibration = calibration
+        ensemble.temperature = temperature
 
 
 def _flat(answer: Any) -> Tensor:

@@ -165,7 +165,7 @@ def score(record: Record, *, inputs: Tensor | None = None, stored: Any = None) -
     Args:
         record: the outputs.
         inputs: the test inputs, to show the most and the least certain ones if they are images.
-        stored: a calibration that the ensemble already has, scored beside those fitted here.
+        stored: a temperature that the ensemble already has, scored beside those fitted here.
     """
     about = _about(record)
     if record.task == "regression":

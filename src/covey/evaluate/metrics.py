@@ -6,6 +6,7 @@ Logarithms are natural. `torchmetrics` computes what it has; the rest is a line 
 
 from __future__ import annotations
 
+import importlib
 import math
 from types import ModuleType
 
@@ -21,15 +22,21 @@ BINS = 15
 def torchmetrics_functions() -> ModuleType:
     """`torchmetrics.functional.classification`, loaded at first use because that takes seconds."""
     try:
-        from torchmetrics.functional import classification
-    except ModuleNotFoundError as problem:
-        raise EvaluationError(f"scores need {problem.name}: pip install 'covey[evaluate]'") from problem
+        return importlib.import_module("torchmetrics.functional.classification")
     except RuntimeError as problem:
-        raise EvaluationError(
-            f"torchmetrics cannot be imported ({problem}). Mostly the installed torchvision is of another "
-            "build than the installed torch: reinstall both from the same index, or uninstall torchvision"
-        ) from problem
-    return classification
+        if "torchvision::" not in str(problem):
+            raise
+    # torchmetrics imports torchvision if that is installed, and one of another build than torch's (the usual case on
+    # machines without a GPU) fails for want of its compiled operators. No score needs them: declare them and go on.
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _keep_alive.append(library)
+    return importlib.import_module("torchmetrics.functional.classification")
+
+
+_keep_alive: list[torch.library.Library] = []
+"""A library's operators vanish with it."""
 
 
 def accuracy(log_probs: Tensor, labels: Tensor, *, top: int = 1) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,35 +104,35 @@ def training(results: Results, looks: Looks) -> list[Figure]:
     axis = next((k for k in ("epoch", "step", "iteration") if any(k in row for row in rows)), None)
     if axis is None:
         return []
-    keys: dict[str, None] = {}
-    for row in rows:
-        keys |= {k: None for k, v in row.items() if isinstance(v, (int, float)) and k not in (axis, *TIME)}
+    keys = dict.fromkeys(k for row in rows for k, v in row.items() if _number(v) and k not in (axis, *TIME))
     figures = []
     for key in list(keys)[:6]:
-        x = np.array(sorted({row[axis] for row in rows if key in row and axis in row}), dtype=float)
-        lines = {
-            method.name: [
-                _recorded(run.history, axis, key, x)
-                for run in method.runs
-                if any(key in r for r in run.history)
-            ]
+        traces = {
+            method.name: [t for run in method.runs if (t := _trace(run.history, axis, key))]
             for method in results.methods
         }
+        x = np.array(sorted({at for runs in traces.values() for trace in runs for at in trace}))
+        lines = {
+            name: [np.interp(x, list(t), list(t.values()), left=np.nan, right=np.nan) for t in runs]
+            for name, runs in traces.items()
+        }
+        ends = {name: np.mean([list(t.values())[-1] for t in runs]) for name, runs in traces.items() if runs}
         title = key.replace("_", " ").capitalize().replace("nll", "NLL")
-        told = ", ".join(
-            f"{n} {np.stack(ys).mean(0)[~np.isnan(ys[0])][-1]:.3g}" for n, ys in lines.items() if ys
-        )
+        told = ", ".join(f"{name} {end:.3g}" for name, end in ends.items())
         alt = f"{title} during training. At the end: {told}."
-        name = f"training-{slug(key)}"
-        figures += _lines(looks, name, title, x, lines, alt, (axis.capitalize(), title), log=True)
+        labels = (axis.capitalize(), title)
+        figures += _lines(looks, f"training-{slug(key)}", title, x, lines, alt, labels, log=True)
     return figures
 
 
-def _recorded(history: Sequence[Mapping[str, Any]], axis: str, key: str, x: np.ndarray) -> np.ndarray:
-    """A run's numbers at x, nan outside what it recorded."""
-    pairs = sorted((float(r[axis]), float(r[key])) for r in history if key in r and axis in r)
-    at, values = np.array(pairs).T
-    return np.asarray(np.interp(x, at, values, left=np.nan, right=np.nan))
+def _trace(history: Sequence[Mapping[str, Any]], axis: str, key: str) -> dict[float, float]:
+    """What a run recorded of `key`, in order; epochs without it and diverged values are left out."""
+    pairs = [(row[axis], row[key]) for row in history if _number(row.get(key)) and _number(row.get(axis))]
+    return {float(at): float(value) for at, value in sorted(pairs)}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def intervals(results: Results, looks: Looks) -> list[Figure]:

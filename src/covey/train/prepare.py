@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -231,13 +231,14 @@ def _pieces(job: Job, state: State, stream: Stream, consumed: int = 0) -> list[P
 
 def _try(job: Job, ensemble: Ensemble, piece: Piece) -> None:
     """Run a piece and leave no trace but the choice of how to run."""
-    before = {name: tensor.clone() for name, tensor in ensemble.state.named_buffers()}
+    buffers = dict(cast(nn.Module, ensemble.state).named_buffers())
+    before = {name: tensor.clone() for name, tensor in buffers.items()}
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             losses = run_piece(job, ensemble, piece)
     finally:
         with torch.no_grad():
-            for name, tensor in ensemble.state.named_buffers():
+            for name, tensor in buffers.items():
                 tensor.copy_(before[name])
     if losses.shape != (len(piece.members),):
         raise TrainingError(f"the loss should be one number a member; it has shape {tuple(losses.shape)}.")

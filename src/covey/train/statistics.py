@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
 from covey.train.alone import Alone
@@ -28,7 +28,7 @@ class Statistics:
 
     def __init__(self, ensemble: Ensemble, members: int) -> None:
         self.ensemble, self.members = ensemble, members
-        self.buffers = dict(ensemble.state.named_buffers())
+        self.buffers = dict(cast(nn.Module, ensemble.state).named_buffers())
         self.before = {name: tensor.clone() for name, tensor in self.buffers.items()}
         self.floats = [n for n, t in self.buffers.items() if t.is_floating_point()]
         self.whole = [n for n in self.buffers if n not in self.floats]
