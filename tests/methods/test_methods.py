@@ -129,7 +129,7 @@ def test_mimo_batches_repeat_every_sample_for_every_member(
     assert rows.shape == (members, batch * repeats)
     for row in rows:
         assert row.bincount(minlength=batch).tolist() == [repeats] * batch
-    same = round(rho * batch * repeats)
+    same = batch * repeats - round((1 - rho) * batch * repeats)
     if rho == 1:
         assert (rows == rows[0]).all()
     assert (rows[:, len(rows[0]) - same :] == rows[0, len(rows[0]) - same :]).all()
