@@ -12,7 +12,7 @@ import covey
 from covey.errors import OptionError
 from covey.sklearn import EnsembleClassifier, EnsembleRegressor
 
-QUICK = {"epochs": 25, "batch_size": 16, "lr": 1e-2, "hidden": (32,), "random_state": 0}
+QUICK = {"epochs": 12, "batch_size": 16, "lr": 2e-2, "hidden": (32,), "random_state": 0}
 
 
 @parametrize_with_checks(
