@@ -87,8 +87,10 @@ def plan(base: Settings, own: CompareFlags, small: Mapping[str, Any]) -> list[Ta
         start = base.options if name == base.method else kind_of(name)()
         settings = replace(base, method=name, options=fill(start, given, name))
         settings = _apply(settings, varied)
-        if small:
-            settings = settings.scaled(small)
+        if small:  # its options are those of the recipe's own method
+            settings = settings.scaled(
+                {k: v for k, v in small.items() if k != "options" or name == base.method}
+            )
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
         label = " ".join([spec.replace(":", " ").replace(",", " "), *(f"{k}={v}" for k, v in varied.items())])
         tasks.append(Task(label, settings, Path(own.folder) / f"{_file_name(label)}-{seed}"))

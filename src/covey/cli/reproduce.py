@@ -151,12 +151,14 @@ def _seconds(settings: Settings, speed: float) -> float | None:
     if name is None or settings.dataset.data not in SIZES:
         return 60.0 if settings.dataset.data.startswith("uci") else None
     samples, shape, classes = SIZES[settings.dataset.data]
-    network = zoo.find(name)
+    names = name.split("+")
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        made = zoo.create(name, classes=classes, **network.arguments_for(shape)).eval()
-        made(torch.zeros(1, *shape, dtype=torch.long if network.tokens else torch.float32))
+        for each in names:
+            network = zoo.find(each)
+            made = zoo.create(each, classes=classes, **network.arguments_for(shape)).eval()
+            made(torch.zeros(1, *shape, dtype=torch.long if network.tokens else torch.float32))
     samples = min(samples, settings.dataset.samples or samples)
-    passes = _passes(settings)
+    passes = _passes(settings) if len(names) == 1 else 1.0  # each member is one of the networks
     return BACKWARD * counter.get_total_flops() / 2 * samples * settings.recipe.epochs * passes / speed
 
 

@@ -92,7 +92,8 @@ class Network:
     """What to train.
 
     Args:
-        network: a name of covey.zoo; by default a small one that fits the data.
+        network: a name of covey.zoo, or several with + between them for members that differ; by default a small
+            one that fits the data.
         network_option: options of the network, such as dropout=0.2 or hidden=[200,200].
         weights: where trained weights come from: a .safetensors file of the network's state, or the folder of a run
             of one network.
@@ -102,15 +103,19 @@ class Network:
     network_option: tuple[str, ...] = ()
     weights: str | None = None
 
-    def build(self, data: Data, *, loss: str, seed: int) -> nn.Module:
-        """The network for these data, initialised from the seed."""
-        name = self.network or _usual(data)
+    def build(self, data: Data, *, loss: str, seed: int) -> nn.Module | list[nn.Module]:
+        """The network for these data, or the networks, initialised from the seed."""
+        names = (self.network or _usual(data)).split("+")
         outputs = data.outputs * (2 if data.task == "regression" and loss != "mse" else 1)
-        options = {**zoo.find(name).arguments_for(data.shape), **parse_options(self.network_option)}
+        made = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = zoo.create(name, **{"classes": outputs, **options})
-        return network if self.weights is None else trained(network, Path(self.weights))
+            for name in names:
+                options = {**zoo.find(name).arguments_for(data.shape), **parse_options(self.network_option)}
+                made.append(zoo.create(name, **{"classes": outputs, **options}))
+        if len(made) > 1:
+            return made
+        return made[0] if self.weights is None else trained(made[0], Path(self.weights))
 
 
 @dataclass(frozen=True, kw_only=True)

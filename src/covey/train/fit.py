@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ _log = logging.getLogger("covey")
 
 
 def fit(
-    network: nn.Module,
+    network: nn.Module | Sequence[nn.Module],
     data: Data,
     recipe: Recipe | None = None,
     *,
@@ -47,7 +48,8 @@ def fit(
     """Train an ensemble, or a plain network, which is made into an ensemble first.
 
     Args:
-        network: an ensemble, which is trained in place, or a plain network, which stays as it is.
+        network: an ensemble, which is trained in place, or a plain network, which stays as it is; or several
+            networks, for a method whose members may differ.
         data: what to train on, such as `covey.data.load` gives.
         recipe: how to train.
         method: what makes a plain network an ensemble; without it the network is an ensemble of one.
@@ -131,7 +133,7 @@ def _close_epoch(job: Job, state: State, epoch: int, lr: float, seconds: float) 
     return row
 
 
-def _begin(job: Job, network: nn.Module) -> State:
+def _begin(job: Job, network: nn.Module | Sequence[nn.Module]) -> State:
     """The state before the first step, written down, so that a folder that cannot be used is found out now."""
     ensemble = _placed(job, job.phases[0].build(network, job))
     state = State(ensemble, STEPS[job.phases[0].step].optimizer(ensemble, job.recipe))
@@ -161,7 +163,7 @@ def _enter(job: Job, state: State, number: int) -> None:
     checkpoint.save(job, state)
 
 
-def _restore(job: Job, network: nn.Module) -> tuple[State | None, Path | None]:
+def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State | None, Path | None]:
     """The state of the newest whole checkpoint, or None."""
     assert job.folder is not None
     found = checkpoint.newest(job.folder)
@@ -169,7 +171,7 @@ def _restore(job: Job, network: nn.Module) -> tuple[State | None, Path | None]:
         _log.info("no checkpoint in %s, so the run starts from the beginning", job.folder)
         return None, None
     path, about, tensors = found
-    ensemble: nn.Module = network
+    ensemble: nn.Module | Sequence[nn.Module] = network
     for phase in job.phases[: about["phase"] + 1]:
         if phase.restore is None:
             ensemble = phase.build(ensemble, job)

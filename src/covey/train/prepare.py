@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,7 +64,7 @@ def steady() -> None:
 
 def make_job(
     fabric: Fabric | Alone,
-    network: nn.Module,
+    network: nn.Module | Sequence[nn.Module],
     data: Data,
     recipe: Recipe,
     machine: Machine,
@@ -73,8 +74,11 @@ def make_job(
     resume: bool,
 ) -> Job:
     """Check what was asked for, and put it together."""
-    if not isinstance(network, nn.Module):
+    given = [network] if isinstance(network, nn.Module) else network
+    if isinstance(given, str) or not given or not all(isinstance(net, nn.Module) for net in given):
         raise OptionError(f"network is a torch.nn.Module or an ensemble; got {type(network).__name__}.")
+    if len(given) > 1 and method is None:
+        raise OptionError(f"{len(given)} networks were given, which only method= can make an ensemble of.")
     if isinstance(network, Ensemble) and method is not None:
         raise OptionError("network is an ensemble already, so method= has no meaning; leave it out.")
     if not len(data.train):
@@ -101,7 +105,7 @@ def make_job(
         fabric=fabric,
         stream=Stream(len(data.train), recipe.batch, recipe.seed),
         phases=phases,
-        loss=_loss(network, data, recipe),
+        loss=_loss(given[0], data, recipe),
         folder=None if folder is None else Path(folder),
     )
 
@@ -111,8 +115,8 @@ def single(network: nn.Module, job: Job) -> Ensemble:
     return build(network, Replicate(members=1), job)
 
 
-def build(network: nn.Module, method: Method, job: Job) -> Ensemble:
-    """Convert a network for the job's task; an ensemble stays as it is."""
+def build(network: nn.Module | Sequence[nn.Module], method: Method, job: Job) -> Ensemble:
+    """Convert a network, or several that differ, for the job's task; an ensemble stays as it is."""
     if isinstance(network, Ensemble):
         return network
     task = {"gaussian": "gaussian", "mse": "regression"}.get(job.loss, "classification")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from covey.data import Data
@@ -52,7 +52,7 @@ class Phase:
             stored ensemble.
     """
 
-    build: Callable[[nn.Module, Job], Ensemble]
+    build: Callable[[Any, Job], Ensemble]
     end: float
     plan: str | None = None
     step: str = "plain"

@@ -73,7 +73,7 @@ def gather_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
             statistics.restart()
         each = run_piece(job, ensemble, piece)
         job.fabric.backward(each.sum() * piece.weight)
-        losses[list(piece.members)] += each.detach() * piece.weight
+        losses[list(piece.members)] += each.detach().to(losses.dtype) * piece.weight
         if statistics is not None:
             statistics.add(piece)
     if statistics is not None:
@@ -100,12 +100,15 @@ def run_piece(job: Job, ensemble: Ensemble, piece: Piece) -> Tensor:
             per_member=piece.indices.ndim == 2,
         )
     targets = as_targets(targets, job.data.task).to(device)
-    return member_losses(outputs.float(), targets, job.loss, recipe.smoothing)  # type: ignore[arg-type]
+    exact = outputs if outputs.dtype == torch.float64 else outputs.float()
+    return member_losses(exact, targets, job.loss, recipe.smoothing)  # type: ignore[arg-type]
 
 
 def as_targets(targets: Tensor, task: str) -> Tensor:
     """Targets as the loss takes them: a regression's numbers get the axis of the network's one output."""
-    return targets[..., None].float() if task == "regression" else targets
+    if task != "regression":
+        return targets
+    return targets[..., None] if targets.is_floating_point() else targets[..., None].float()
 
 
 def check_losses(losses: Tensor, state: State) -> None:
