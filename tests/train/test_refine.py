@@ -44,7 +44,9 @@ def test_a_run_refines_starts_again_and_decouples():
     assert len(found["clusters"]) > len(plan["clusters"])
     assert max(max(rows) for rows in found["rows"].values()) > 0  # some rows were told apart
     assert [row["phase"] for row in history.rows] == [0, 0, 1, 2, 2]
-    rates = [row["lr"] for row in history.rows]  # of each epoch's last minibatch, falling anew from epoch 2 on
+    rates = [
+        row["lr"] for row in history.rows
+    ]  # of each epoch's last minibatch, falling anew from epoch 2 on
     assert rates[0] == rates[1] == 0.05
     assert rates[1] > rates[3] > rates[4]
     assert rates[2] == pytest.approx(0.05 * (1 - (4 / 5) / 3), rel=0.05)
@@ -59,7 +61,9 @@ def test_one_network_is_converted_and_refined_too():
     method = SuperWeights(members=2, budget=3.0, refine_at=1, tau=0.3)
     trained = fit(network(6, 3), images(), recipe, method=method, machine=QUIET).ensemble
     assert not trained.about.extra["superweights"]["exploring"]
-    again = fit(trained, images(), recipe, machine=QUIET).ensemble  # an ensemble that was refined is not refined again
+    again = fit(
+        trained, images(), recipe, machine=QUIET
+    ).ensemble  # an ensemble that was refined is not refined again
     assert again.about.extra == trained.about.extra
 
 
@@ -103,3 +107,17 @@ def test_decoupling_keeps_the_optimiser_state_of_templates():
 def test_too_few_epochs_are_an_error():
     with pytest.raises(OptionError, match=r"come to 3 epochs, and training ends at 3"):
         run(epochs=3)
+
+
+def test_universally_slimmable_draws_widths_and_estimates_statistics_again():
+    method = covey.Slimmable(norms="shared", widths=2)
+    networks = [network(width, 2) for width in (4, 8, 6)]
+    made = covey.convert(networks, method, example=torch.zeros(2, 1, 8, 8))
+    trained = fit(made, images(), Recipe(epochs=2, batch=8, lr=0.05), machine=QUIET).ensemble
+    inputs = images().prepare(images().train.inputs)
+    for k in range(
+        3
+    ):  # the middle width was never drawn, its statistics are those of the training set all the same
+        plain = trained.member(k)
+        mean = plain[0](inputs).mean((0, 2, 3))
+        torch.testing.assert_close(plain[1].running_mean, mean, atol=1e-4, rtol=1e-3)

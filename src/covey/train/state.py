@@ -61,7 +61,7 @@ class Phase:
     after_epoch: Callable[[Job, State], None] | None = None
     answer: Callable[[Job, State], Ensemble] | None = None
     finish: Callable[[Job, State], Ensemble] | None = None
-    restore: Callable[[nn.Module, Job, dict[str, Any]], Ensemble] | None = None
+    restore: Callable[[Any, Job, dict[str, Any]], Ensemble] | None = None
 
 
 class Phased(Protocol):
