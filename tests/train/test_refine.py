@@ -44,7 +44,9 @@ def test_a_run_refines_starts_again_and_decouples():
     assert len(found["clusters"]) > len(plan["clusters"])
     assert max(max(rows) for rows in found["rows"].values()) > 0  # some rows were told apart
     assert [row["phase"] for row in history.rows] == [0, 0, 1, 2, 2]
-    rates = [row["lr"] for row in history.rows]  # of each epoch's last minibatch, falling anew from epoch 2 on
+    rates = [
+        row["lr"] for row in history.rows
+    ]  # of each epoch's last minibatch, falling anew from epoch 2 on
     assert rates[0] == rates[1] == 0.05
     assert rates[1] > rates[3] > rates[4]
     assert rates[2] == pytest.approx(0.05 * (1 - (4 / 5) / 3), rel=0.05)
@@ -59,7 +61,9 @@ def test_one_network_is_converted_and_refined_too():
     method = SuperWeights(members=2, budget=3.0, refine_at=1, tau=0.3)
     trained = fit(network(6, 3), images(), recipe, method=method, machine=QUIET).ensemble
     assert not trained.about.extra["superweights"]["exploring"]
-    again = fit(trained, images(), recipe, machine=QUIET).ensemble  # an ensemble that was refined is not refined again
+    again = fit(
+        trained, images(), recipe, machine=QUIET
+    ).ensemble  # an ensemble that was refined is not refined again
     assert again.about.extra == trained.about.extra
 
 
