@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from covey.data import Data
@@ -61,7 +61,7 @@ class Phase:
     after_epoch: Callable[[Job, State], None] | None = None
     answer: Callable[[Job, State], Ensemble] | None = None
     finish: Callable[[Job, State], Ensemble] | None = None
-    restore: Callable[[nn.Module, Job, dict[str, Any]], Ensemble] | None = None
+    restore: Callable[[Any, Job, dict[str, Any]], Ensemble] | None = None
 
 
 class Phased(Protocol):
