@@ -1,6 +1,6 @@
 """Refinement end to end on two members of different depth, and the figures of the docs.
 
-    python benchmarks/superweights.py [--samples 400] [--epochs 6] [--folder docs/methods/figures]
+    python benchmarks/superweights.py [--samples 400] [--epochs 6] [--tau 0.3] [--folder docs/methods/figures]
 
 Trains WRN-16-4 and WRN-10-4 as one SuperWeights ensemble on digits: explores, refines its clusters, starts again,
 tells coefficients apart; then draws the clusters, and the score of every subset of members against its time.
@@ -25,13 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--samples", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--tau", type=float, default=0.3)
     parser.add_argument("--folder", type=Path, default=Path("docs/methods/figures"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     digits = data.load("digits")
     some = data.Split(digits.train.inputs[: arguments.samples], digits.train.targets[: arguments.samples])
     digits = replace(digits, train=some)
-    method = covey.SuperWeights(budget=1.5, refine_at=2, decouple_at=1, tau=0.1, beta=0.9)
+    method = covey.SuperWeights(budget=1.5, refine_at=2, decouple_at=1, tau=arguments.tau, beta=0.9)
     torch.manual_seed(0)
     networks = [zoo.create(name, classes=10, channels=1) for name in NETWORKS]
     ensemble = covey.convert(networks, method, example=digits.prepare(digits.train.inputs[:2]))
@@ -41,9 +42,8 @@ def main() -> None:
     trained = history.ensemble
     plan = trained.about.extra["superweights"]
     rows = sum(max(each) + 1 for each in plan["rows"].values())
-    print(
-        f"clusters: {before} at first, {len(plan['clusters'])} refined with tau {plan['tau']}; rows of coefficients: {rows}"
-    )
+    print(f"clusters: {before} at first, {len(plan['clusters'])} refined with tau {plan['tau']}")
+    print(f"rows of coefficients: {rows}")
     print(f"parameters: {trained.coverage.total:,}, {trained.coverage.ratio:.3f} of the networks' mean")
     x, y = digits.prepare(digits.test.inputs), digits.test.targets
     found = trained.anytime(x, y, batch=64)

@@ -32,6 +32,7 @@ METHODS: dict[str, covey.Method] = {
     "packed": covey.Packed(members=M, alpha=M / 2),
     "hypernetwork": covey.Hypernetwork(members=M, linear=True, budget=6.0),
     "mixture": covey.Mixture(members=M, linear=True, singles="bank", budget=6.0),
+    "superweights": covey.SuperWeights(members=M, linear=True, budget=6.0),
 }
 KEEPS: dict[str, covey.Method] = {
     "replicate": covey.Replicate(members=M),
@@ -319,7 +320,7 @@ def test_the_parameter_count_is_the_closed_form(method: str, name: str) -> None:
     assert {row.name for row in ensemble.coverage.rows} >= dict(network(name).named_parameters()).keys() or (
         method == "mc-dropout"
     )
-    if method in ("hypernetwork", "mixture"):  # closed forms in their own tests; here, never above the budget
+    if method in ("hypernetwork", "mixture", "superweights"):  # closed forms in their own tests; here, never above the budget
         assert count <= METHODS[method].budget * sum(p.numel() for p in network(name).parameters())
     else:
         assert count == _closed_form(method, name)

@@ -9,8 +9,9 @@ from torch import nn
 
 import covey
 from covey.edit.anatomy import examine
+from covey.methods.budget import layers_of
 from covey.methods.hypernetwork import chunk_groups, embeddings
-from covey.methods.templates import Templates, layers_of
+from covey.methods.templates import Templates
 
 
 def _part(ensemble: covey.Ensemble) -> Templates:

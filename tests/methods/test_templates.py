@@ -174,3 +174,21 @@ def test_stored_bytes_are_those_of_parameters_and_buffers(name: str, tmp_path) -
     (file,) = tmp_path.glob("*.safetensors")
     bytes_ = sum(t.numel() * t.element_size() for t in ensemble.state_dict().values())
     assert bytes_ <= file.stat().st_size <= 1.01 * bytes_
+
+
+@EACH
+def test_layers_that_the_answer_does_not_use_get_no_templates(name: str, tmp_path) -> None:
+    class WithAux(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.aux = _net(), nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.body(x), self.aux(x)
+
+    ensemble = covey.convert(WithAux(), METHODS[name], example=X, output=0)
+    assert not [made for made in ensemble.parts[name].names if made.startswith("aux")]
+    assert ensemble.parts[name].names
+    ensemble.eval().save(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(covey.load(tmp_path, network=WithAux())(X), ensemble(X))

@@ -82,6 +82,14 @@ class Trace:
                 processed.update(op.writes)
         return found
 
+    def used(self) -> set[str]:
+        """Named tensors that the output depends on."""
+        needed = set(self.outputs)
+        for op in reversed(self.ops):
+            if not needed.isdisjoint(op.writes):
+                needed |= op.reads
+        return {name for value, name in self.names.items() if value in needed}
+
     def touched(self, names: Iterable[str], *, random: bool = True) -> set[str]:
         """Named tensors that meet a value which depends on one of `names` (or, if asked, on chance).
 

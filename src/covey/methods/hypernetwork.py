@@ -28,22 +28,9 @@ from covey.edit.anatomy import Anatomy
 from covey.edit.layers import Axes, Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
+from covey.methods.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
 from covey.methods.parts import Replicated, assemble, values
-from covey.methods.templates import (
-    Bank,
-    Makeup,
-    Piece,
-    Templates,
-    allowance,
-    check_budget,
-    fan_in,
-    kaiming,
-    layers_of,
-    orthogonal,
-    own_copies,
-    own_names,
-    too_small,
-)
+from covey.methods.templates import Bank, Makeup, Piece, Templates, fan_in, kaiming, orthogonal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from covey.edit.layers import fresh
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, TrainingError
 from covey.loss import Kind, loss
-from covey.methods.templates import Bank, Piece, Templates, anatomies, corner
+from covey.methods.budget import anatomies
+from covey.methods.templates import Bank, Piece, Templates, corner
 
 Key = tuple[int, str]  # member and tensor name
 _LOSS: dict[str, Kind] = {"classification": "cross-entropy", "regression": "mse", "gaussian": "gaussian"}

@@ -18,22 +18,9 @@ from covey.edit.cluster import depth_bins
 from covey.edit.layers import Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import OptionError
+from covey.methods.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
 from covey.methods.parts import Replicated, assemble
-from covey.methods.templates import (
-    Bank,
-    FlatBank,
-    Makeup,
-    Separate,
-    Templates,
-    allowance,
-    check_budget,
-    fan_in,
-    flat_bank,
-    layers_of,
-    own_copies,
-    own_names,
-    too_small,
-)
+from covey.methods.templates import Bank, FlatBank, Makeup, Separate, Templates, fan_in, flat_bank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +56,9 @@ class ShapeShifter(Method):
         """A vector for each group of layers; heads, biases and norms are each member's own."""
         several = len(bodies) > 1
         method = replace(self, members=len(bodies)) if several else self
-        layers = [layers_of(body, self.where, self.linear, "ShapeShifter") for body in bodies]
+        layers = [
+            layers_of(body, self.where, self.linear, "ShapeShifter", i) for i, body in enumerate(bodies)
+        ]
         owns = [own_names(body, made, "member") for body, made in zip(bodies, layers, strict=True)]
         groups: list[list[tuple[int, str]]] = [[] for _ in range(self.bins)]
         for i, made in enumerate(layers):

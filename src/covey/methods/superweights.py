@@ -26,23 +26,9 @@ from covey.edit.layers import Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
 from covey.methods import refinement
+from covey.methods.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
 from covey.methods.parts import Replicated, assemble
-from covey.methods.templates import (
-    Bank,
-    Makeup,
-    Piece,
-    Separate,
-    Templates,
-    allowance,
-    check_budget,
-    fan_in,
-    kaiming,
-    layers_of,
-    orthogonal,
-    own_copies,
-    own_names,
-    too_small,
-)
+from covey.methods.templates import Bank, Makeup, Piece, Separate, Templates, fan_in, kaiming, orthogonal
 
 if TYPE_CHECKING:
     from covey.train.recipe import Recipe
@@ -315,7 +301,7 @@ class Plan:
 def _layers(method: SuperWeights, bodies: Sequence[Anatomy]) -> list[Layer]:
     found = []
     for i, body in enumerate(bodies):
-        for name, how in layers_of(body, method.where, method.linear, "SuperWeights").items():
+        for name, how in layers_of(body, method.where, method.linear, "SuperWeights", i).items():
             weight = body.network.get_parameter(name)
             kind = (tuple(weight.shape[2:]), how.inputs_first, how.groups > 1, weight.dtype)
             found.append(Layer(i, name, tuple(weight.shape), fan_in(weight, how), kind))
