@@ -189,6 +189,7 @@ def test_layers_that_the_answer_does_not_use_get_no_templates(name: str, tmp_pat
     ensemble = covey.convert(WithAux(), METHODS[name], example=X, output=0)
     assert not [made for made in ensemble.parts[name].names if made.startswith("aux")]
     assert ensemble.parts[name].names
+    ensemble.run = "loop"
     ensemble.eval().save(tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=WithAux())(X), ensemble(X))

@@ -18,7 +18,7 @@ def layers_of(body: Anatomy, where: Where, linear: bool, method: str, number: in
     """The weights that templates may make: convolutions, with `linear` all matrices; never norms or the head.
 
     Layers that the answer does not depend on (an auxiliary head) are left out, they would only use up templates. Which
-    those are is kept with the ensemble, under the network's `number`, since a stored one is built again without an example.
+    those are is kept with the ensemble, under the network's `number`: a stored one is built again without an example.
     """
     if not body.head:
         raise ConversionError(
