@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+def running(ensemble: Ensemble) -> dict[str, Tensor]:
+    """The members' buffers by name; those of parameterizations (masks and the like) do not change."""
+    return {name: tensor for name, tensor in ensemble.named_buffers() if name.startswith("state.")}
+
+
 class Statistics:
     """The ensemble's buffers in a step of several pieces.
 
@@ -28,7 +33,11 @@ class Statistics:
 
     def __init__(self, ensemble: Ensemble, members: int) -> None:
         self.ensemble, self.members = ensemble, members
+<<<<<<< HEAD
         self.buffers = dict(cast(nn.Module, ensemble.state).named_buffers())
+=======
+        self.buffers = running(ensemble)
+>>>>>>> train
         self.before = {name: tensor.clone() for name, tensor in self.buffers.items()}
         self.floats = [n for n, t in self.buffers.items() if t.is_floating_point()]
         self.whole = [n for n in self.buffers if n not in self.floats]
