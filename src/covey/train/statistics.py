@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from covey.ensemble import Ensemble
 from covey.train.alone import Alone
@@ -33,11 +33,7 @@ class Statistics:
 
     def __init__(self, ensemble: Ensemble, members: int) -> None:
         self.ensemble, self.members = ensemble, members
-<<<<<<< HEAD
-        self.buffers = dict(cast(nn.Module, ensemble.state).named_buffers())
-=======
         self.buffers = running(ensemble)
->>>>>>> train
         self.before = {name: tensor.clone() for name, tensor in self.buffers.items()}
         self.floats = [n for n, t in self.buffers.items() if t.is_floating_point()]
         self.whole = [n for n in self.buffers if n not in self.floats]
