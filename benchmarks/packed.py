@@ -3,9 +3,9 @@
     python benchmarks/packed.py            # speed
     python benchmarks/packed.py --costs    # parameters and multiply-adds of the paper's Table 10
 
-Speed: ResNet-18 with the CIFAR stem, batch 32, four members, alpha 2, two threads; times over the single network's, best
-of several, all taken in turns so that every row meets the same disturbances. The peer (torch-uncertainty) is timed if it can be
-imported; it wants an environment of its own:
+Speed: ResNet-18 with the CIFAR stem, batch 32, four members, alpha 2, two threads; times over the single network's,
+best of several, all taken in turns so that every row meets the same disturbances. The peer (torch-uncertainty) is timed
+if it can be imported; it wants an environment of its own:
 
     pip install torch==2.13.0 && pip install --no-deps torchvision==0.28.0 timm torch-uncertainty
     pip install einops seaborn "lightning[pytorch-extra]<2.7" huggingface-hub safetensors pyyaml torchmetrics scipy
@@ -15,6 +15,7 @@ imported; it wants an environment of its own:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 import warnings
@@ -52,10 +53,8 @@ def import_peer() -> Any:
     """The peer's networks, or None. Its torchvision may lack two compiled operators that are never called."""
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        try:
+        with contextlib.suppress(RuntimeError):  # it has them
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:
-            pass  # it has them
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

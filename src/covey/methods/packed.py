@@ -198,9 +198,9 @@ def _changes(network: nn.Module, found: Narrowed) -> dict[str, str]:
         if (
             "(axis" not in label and "head" in attribute
         ):  # shown with the first weight that the heads belong to
-            name = next((name for name in changes if name.startswith(f"{path}." if path else "")), None)
-            if name:
-                changes[name] += f"; {attribute} {wanted:.4g} rounded up to {new}"
+            first = next((name for name in changes if name.startswith(f"{path}." if path else "")), None)
+            if first:
+                changes[first] += f"; {attribute} {wanted:.4g} rounded up to {new}"
     return changes
 
 
