@@ -320,7 +320,8 @@ def test_the_parameter_count_is_the_closed_form(method: str, name: str) -> None:
     assert {row.name for row in ensemble.coverage.rows} >= dict(network(name).named_parameters()).keys() or (
         method == "mc-dropout"
     )
-    if method in ("hypernetwork", "mixture", "superweights"):  # closed forms in their own tests; here, never above the budget
+    if method in ("hypernetwork", "mixture", "superweights"):
+        # closed forms in their own tests; here, never above the budget
         assert count <= METHODS[method].budget * sum(p.numel() for p in network(name).parameters())
     else:
         assert count == _closed_form(method, name)
