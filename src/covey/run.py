@@ -77,21 +77,25 @@ def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
     outputs = []
     copies: dict[int, list[dict[str, Tensor]]] = {}
     for i, k in enumerate(members):
-        buffers, row = ensemble.buffers_of(k)
-        before = buffers.member(row)
-        if ensemble.training:
-            before |= buffers.copies()
-        tensors = {**ensemble.tensors(k), **before}
-        args, kwargs = inputs.of(i)
-        outputs.append(ensemble.call(k, tensors, args, kwargs))
-        buffers.write(row, before, tensors)
-        after = {name: tensors[name] for name in buffers.changing}
-        copies.setdefault(k if row == 0 and len(ensemble.state) > 1 else 0, []).append(after)
-        del tensors  # before the next member's are made
+        output, after = _one(ensemble, k, inputs.of(i))
+        outputs.append(output)
+        copies.setdefault(k if len(ensemble.state) > 1 else 0, []).append(after)
     if ensemble.training:
         for index, found in copies.items():
             ensemble.buffers_of(index)[0].merge(found)
     return torch.stack(outputs)
+
+
+def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Member k's output, and what it made of the shared buffers. Its tensors are gone when this returns."""
+    buffers, row = ensemble.buffers_of(k)
+    before = buffers.member(row)
+    if ensemble.training:
+        before |= buffers.copies()
+    tensors = {**ensemble.tensors(k), **before}
+    output = ensemble.call(k, tensors, *given)
+    buffers.write(row, before, tensors)
+    return output, {name: tensors[name] for name in buffers.changing}
 
 
 def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:

@@ -9,8 +9,8 @@ takes, and which part of the tensor it fills. A method is only the rule that cho
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,16 +246,20 @@ class Templates(Parameterization):
             for piece in how.pieces:
                 users[piece.bank].append(piece)
         device = next(self.parameters()).device.type
-        ready: dict[str, deque[Tensor]] = {}
-
-        def take(label: str) -> Tensor:
-            """The bank's next piece; made when first asked for and dropped when used, to hold little at a time."""
-            if label not in ready:
-                ready[label] = deque(self.named_banks()[label].blocks(users[label], members, self.gamma))
-            return ready[label].popleft()
-
+        ready: dict[str, list[Tensor]] = {}
+        made: dict[str, Tensor] = {}
         with torch.autocast(device, enabled=False):  # weights in full precision, whatever their use
-            made = {name: _filled(how, take, len(members)) for name, how in makeup.items()}
+            for name, how in makeup.items():
+                parts = []
+                for piece in how.pieces:
+                    if (
+                        piece.bank not in ready
+                    ):  # made when first used, and dropped after use, to hold little at a time
+                        bank = self.named_banks()[piece.bank]
+                        ready[piece.bank] = bank.blocks(users[piece.bank], members, self.gamma)[::-1]
+                    parts.append(ready[piece.bank].pop())
+                made[name] = _filled(how, parts, len(members))
+                del parts
         return {name: tensor[0] for name, tensor in made.items()} if alone else made
 
 
@@ -366,10 +370,9 @@ def _cyclic(vector: Tensor, start: int, length: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _filled(made: Makeup, take: Callable[[str], Tensor], members: int) -> Tensor:
-    if len(made.pieces) == 1 and not made.pieces[0].into:
-        return take(made.pieces[0].bank)
-    parts = [take(piece.bank) for piece in made.pieces]
+def _filled(made: Makeup, parts: Sequence[Tensor], members: int) -> Tensor:
+    if len(parts) == 1 and not made.pieces[0].into:
+        return parts[0]
     tensor = parts[0].new_empty(members, *made.shape)
     for piece, part in zip(made.pieces, parts, strict=True):
         tensor[(slice(None), *piece.into)] = part
