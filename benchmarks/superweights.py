@@ -42,7 +42,8 @@ def main() -> None:
     plan = trained.about.extra["superweights"]
     rows = sum(max(each) + 1 for each in plan["rows"].values())
     print(
-        f"clusters: {before} at first, {len(plan['clusters'])} refined with tau {plan['tau']}; rows of coefficients: {rows}"
+        f"clusters: {before} at first, {len(plan['clusters'])} refined with tau {plan['tau']}; "
+        f"rows of coefficients: {rows}"
     )
     print(f"parameters: {trained.coverage.total:,}, {trained.coverage.ratio:.3f} of the networks' mean")
     x, y = digits.prepare(digits.test.inputs), digits.test.targets
