@@ -206,8 +206,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: 
     mask = rest[0] if rest else options.get("attn_mask")
     if mask is not None:
         return F.scaled_dot_product_attention(query, key, value, *rest, **options)
-    folded = (t.flatten(0, 1) for t in (query, key, value))
-    return F.scaled_dot_product_attention(*folded, *rest, **options).unflatten(0, (members, -1))
+    query, key, value = (t.flatten(0, 1) for t in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, *rest, **options).unflatten(0, (members, -1))
 
 
 class MemberShape:

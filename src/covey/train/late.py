@@ -230,7 +230,8 @@ def _copy_state(one: Ensemble, wide: Ensemble) -> None:
             found = "missing" if source is None else tuple(source.shape)
             raise ConversionError(
                 f"{type(one.method).__name__} cannot be started late: its tensor {name!r} depends on the number of "
-                f"members ({found} for one, {tuple(tensor.shape)} for {wide.members})."
+                f"members ({found} for one, {tuple(tensor.shape)} for {wide.members}). "
+                "If it has a budget, which all members share, set budget=None."
             )
         tensor.copy_(source)
 

@@ -94,7 +94,8 @@ def make_job(
     if folder is not None and fabric.global_rank == 0:
         checkpoint.prepare_folder(Path(folder), resume=resume)
     fabric.barrier()
-    phases = tuple(averaged(_phases(method, recipe, data), recipe))
+    way = network.method if isinstance(network, Ensemble) else method
+    phases = tuple(averaged(_phases(way, recipe, data), recipe))
     for phase in phases:
         if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
             raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
