@@ -31,7 +31,7 @@ def main() -> None:
     digits = data.load("digits")
     some = data.Split(digits.train.inputs[: arguments.samples], digits.train.targets[: arguments.samples])
     digits = replace(digits, train=some)
-    method = covey.SuperWeights(budget=1.0, refine_at=2, decouple_at=1, tau=0.1, beta=0.9)
+    method = covey.SuperWeights(budget=1.5, refine_at=2, decouple_at=1, tau=0.1, beta=0.9)
     torch.manual_seed(0)
     networks = [zoo.create(name, classes=10, channels=1) for name in NETWORKS]
     ensemble = covey.convert(networks, method, example=digits.prepare(digits.train.inputs[:2]))
@@ -41,7 +41,9 @@ def main() -> None:
     trained = history.ensemble
     plan = trained.about.extra["superweights"]
     rows = sum(max(each) + 1 for each in plan["rows"].values())
-    print(f"clusters: {before} at first, {len(plan['clusters'])} refined; rows of coefficients: {rows}")
+    print(
+        f"clusters: {before} at first, {len(plan['clusters'])} refined with tau {plan['tau']}; rows of coefficients: {rows}"
+    )
     print(f"parameters: {trained.coverage.total:,}, {trained.coverage.ratio:.3f} of the networks' mean")
     x, y = digits.prepare(digits.test.inputs), digits.test.targets
     found = trained.anytime(x, y, batch=64)

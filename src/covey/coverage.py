@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,13 @@ class Coverage:
                     Row(name, *_layer(network, name), role, tensor.numel(), note)
                     for name, tensor in store.items()
                 ]
-        return cls(tuple(rows), sum(t.numel() for net in networks for t in net.parameters()) // len(networks))
+        # as the user gave it: a packed member is narrower
+        given = [
+            math.prod(record["tensors"].get(name, [tensor.shape])[0])
+            for record, net in zip(ensemble.records, networks, strict=True)
+            for name, tensor in net.named_parameters()
+        ]
+        return cls(tuple(rows), sum(given) // len(networks))
 
     @property
     def total(self) -> int:

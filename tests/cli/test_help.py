@@ -29,7 +29,6 @@ print(json.dumps(found))
 
 @pytest.mark.timeout(240)
 def test_help_texts_on_the_page_are_those_of_the_commands():
-    import json
 
     environment = os.environ | {
         "COLUMNS": "110",

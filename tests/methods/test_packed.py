@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import covey
 from covey import zoo
 from covey.edit.pack import pack
+from covey.edit.width import narrow
 from covey.errors import ConversionError, OptionError
+from covey.evaluate.cost import multiply_adds
 
 
 class Residual(nn.Module):
@@ -339,14 +341,14 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
 
 
 def test_bad_conversions_are_named() -> None:
-    narrow = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 2))
+    network = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 2))
     x = torch.zeros(2, 6)
     with pytest.raises(
         ConversionError, match=r"alpha 1 over 8 members leaves '[24]\.\w+ .*' without.*alpha.* is 2"
     ):
-        covey.convert(narrow, covey.Packed(members=8, alpha=1.0), example=x)
+        covey.convert(network, covey.Packed(members=8, alpha=1.0), example=x)
     with pytest.raises(ConversionError, match="give convert.. an example"):
-        covey.convert(narrow, covey.Packed())
+        covey.convert(network, covey.Packed())
     method = covey.Packed(members=3, alpha=1.0, heads="exact")
     with pytest.raises(ConversionError, match=r"4 attention heads.*1.333 is not a whole number"):
         covey.convert(Transformer().double(), method, example=_images(2))
@@ -359,8 +361,16 @@ def test_parameters_match_the_peer() -> None:
     """ResNet-18 with the CIFAR stem, alpha 2, four members: the peer's packed network has 11.19 M parameters."""
     with torch.device("meta"):
         network, x = zoo.create("cifar-resnet-18", classes=10), torch.zeros(2, 3, 32, 32)
-        from covey.edit.width import narrow
-
         small = narrow(network, 0.5, x).network
     count = 4 * sum(p.numel() for p in small.parameters())
     assert count == pytest.approx(11.19e6, rel=0.01)
+
+
+def test_costs_of_table_10() -> None:
+    """ResNet-50 on ImageNet, alpha 3, four members: 59.1 M parameters and 9.29 G multiply-adds."""
+    with torch.device("meta"):
+        network = zoo.create("resnet-50", classes=1000).eval()
+        small = narrow(network, 0.75, torch.zeros(2, 3, 64, 64)).network
+        x = torch.zeros(1, 3, 224, 224)
+    assert round(4 * sum(p.numel() for p in small.parameters()) / 1e6, 1) == 59.1
+    assert round(4 * multiply_adds(small, x) / 1e9, 2) == 9.29

@@ -107,3 +107,17 @@ def test_decoupling_keeps_the_optimiser_state_of_templates():
 def test_too_few_epochs_are_an_error():
     with pytest.raises(OptionError, match=r"come to 3 epochs, and training ends at 3"):
         run(epochs=3)
+
+
+def test_universally_slimmable_draws_widths_and_estimates_statistics_again():
+    method = covey.Slimmable(norms="shared", widths=2)
+    networks = [network(width, 2) for width in (4, 8, 6)]
+    made = covey.convert(networks, method, example=torch.zeros(2, 1, 8, 8))
+    trained = fit(made, images(), Recipe(epochs=2, batch=8, lr=0.05), machine=QUIET).ensemble
+    inputs = images().prepare(images().train.inputs)
+    for k in range(
+        3
+    ):  # the middle width was never drawn, its statistics are those of the training set all the same
+        plain = trained.member(k)
+        mean = plain[0](inputs).mean((0, 2, 3))
+        torch.testing.assert_close(plain[1].running_mean, mean, atol=1e-4, rtol=1e-3)

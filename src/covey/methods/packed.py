@@ -193,6 +193,14 @@ def _changes(network: nn.Module, found: Narrowed) -> dict[str, str]:
                 _, wanted, new = found.rounded[f"{name} (axis {axis})"]
                 text += f", {wanted:.4g} rounded up to {new}"
         changes[name] = text
+    for label, (_, wanted, new) in found.rounded.items():
+        path, _, attribute = label.rpartition(".")
+        if (
+            "(axis" not in label and "head" in attribute
+        ):  # shown with the first weight that the heads belong to
+            first = next((name for name in changes if name.startswith(f"{path}." if path else "")), None)
+            if first:
+                changes[first] += f"; {attribute} {wanted:.4g} rounded up to {new}"
     return changes
 
 

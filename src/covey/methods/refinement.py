@@ -93,11 +93,8 @@ def refine(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> float:
             for cluster, cosine in zip(clusters, cosines, strict=True)
             for group in greedy_groups(cluster, cosine, threshold=tau)
         ]
-        plan = {
-            "exploring": False,
-            "clusters": [[list(key) for key in group] for group in refined],
-            "rows": {},
-        }
+        groups = [[list(key) for key in group] for group in refined]
+        plan = {"exploring": False, "tau": tau, "clusters": groups, "rows": {}}
         try:
             rebuild(ensemble, plan)
         except ConversionError:

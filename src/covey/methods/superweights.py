@@ -125,7 +125,8 @@ class SuperWeights(Method):
             own = own_names(body, part.names, "member")
             copies = Replicated(own_copies(body, own, self.members))
             ensemble = assemble(self, body, {"superweights": part, "replicated": copies}, gamma=self.gamma)
-        ensemble.about.extra |= {"superweights": plan.remembered()}
+        before = ensemble.about.extra.get("superweights", {})
+        ensemble.about.extra |= {"superweights": before | plan.remembered()}
         return ensemble
 
     def phases(self, recipe: Recipe) -> list[Phase]:

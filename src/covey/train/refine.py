@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,7 @@ def phases(method: SuperWeights, recipe: Recipe) -> list[Phase]:
     def rate(epoch: float) -> float:
         return recipe.schedule.at(epoch - begin, lr=recipe.lr, epochs=recipe.epochs - begin)
 
-    def first(network: nn.Module, job: Job) -> Ensemble:
+    def first(network: nn.Module | Sequence[nn.Module], job: Job) -> Ensemble:
         return build(network, method, job)
 
     found = []
