@@ -85,10 +85,12 @@ def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
         args, kwargs = inputs.of(i)
         outputs.append(ensemble.call(k, tensors, args, kwargs))
         buffers.write(row, before, tensors)
-        copies.setdefault(k if row == 0 and len(ensemble.state) > 1 else 0, []).append(tensors)
+        after = {name: tensors[name] for name in buffers.changing}
+        copies.setdefault(k if row == 0 and len(ensemble.state) > 1 else 0, []).append(after)
+        del tensors  # before the next member's are made
     if ensemble.training:
-        for index, after in copies.items():
-            ensemble.buffers_of(index)[0].merge(after)
+        for index, found in copies.items():
+            ensemble.buffers_of(index)[0].merge(found)
     return torch.stack(outputs)
 
 

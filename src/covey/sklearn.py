@@ -130,7 +130,8 @@ class EnsembleClassifier(ClassifierMixin, _Tabular):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row, (N,)."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        likely = self.predict_proba(X).argmax(1)
+        return self.classes_[likely]
 
     def uncertainty(self, X: Any) -> np.ndarray:
         """What the members do not agree on: mutual information in nats, (N,)."""

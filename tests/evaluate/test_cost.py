@@ -87,10 +87,14 @@ def test_timings_measure_time() -> None:
     seconds = cost.timings(lambda: time.sleep(0.01), repeats=5, warmup=0)
     assert len(seconds) == 5
     assert 0.01 <= min(seconds) < 0.1
+    assert max(cost.timings(lambda: time.sleep(0.01), repeats=5, warmup=0, clock="cpu")) < 0.005
+    assert cost.measure(nn.Linear(2, 2), torch.zeros(1, 2), repeats=2, threads=1, clock="cpu").clock == "cpu"
 
 
 def test_bad_input() -> None:
     with pytest.raises(EvaluationError, match="one sample or more, got an empty one"):
         cost.measure(nn.Linear(2, 2), torch.zeros(0, 2))
+    with pytest.raises(EvaluationError, match="needs threads=1, got threads=2"):
+        cost.measure(nn.Linear(2, 2), torch.zeros(1, 2), threads=2, clock="cpu")
     with pytest.raises(EvaluationError, match="repeats: expected 2 or more"):
         cost.timings(lambda: None, repeats=1)

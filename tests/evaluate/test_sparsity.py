@@ -64,5 +64,7 @@ def test_bad_input_is_named() -> None:
         sparsity_bound(w, torch.ones(4), torch.ones(4), 0.0)
     with pytest.raises(EvaluationError, match=r"mean should have shape \(4,\); got \(3,\)"):
         sparsity_bound(w, torch.ones(3), torch.ones(4), 0.5)
-    with pytest.raises(EvaluationError, match=r"covariance should have shape \(4,\) \(variances\) or \(4, 4\)"):
+    with pytest.raises(
+        EvaluationError, match=r"covariance should have shape \(4,\) \(variances\) or \(4, 4\)"
+    ):
         sparsity_bound(w, torch.ones(4), torch.ones(3, 4), 0.5)

@@ -20,7 +20,8 @@ def test_the_registry_is_the_files_and_the_doc_pages() -> None:
     modules = {kind.__module__.rpartition(".")[2] for kind in covey.METHODS.values()}
     plain = {"__init__", "parts", "templates", "refinement"}
     assert modules == {path.stem for path in (root / "src/covey/methods").glob("*.py")} - plain
-    assert set(covey.METHODS) == {path.stem for path in (root / "docs/methods").glob("*.md")}
+    pages = {path.stem for path in (root / "docs/methods").glob("*.md")}
+    assert set(covey.METHODS) <= pages <= set(covey.METHODS) | set(covey.PHASED)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_mimo_batches_repeat_every_sample_for_every_member(
     assert rows.shape == (members, batch * repeats)
     for row in rows:
         assert row.bincount(minlength=batch).tolist() == [repeats] * batch
-    same = round(rho * batch * repeats)
+    same = batch * repeats - round((1 - rho) * batch * repeats)
     if rho == 1:
         assert (rows == rows[0]).all()
     assert (rows[:, len(rows[0]) - same :] == rows[0, len(rows[0]) - same :]).all()

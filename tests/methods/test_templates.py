@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import covey
+from covey.evaluate.cost import peak_bytes
 from covey.methods.templates import Templates
 
 X = torch.randn(4, 2, 6, 6)
@@ -115,6 +116,25 @@ def test_above_the_limit_nothing_is_kept(name: str, monkeypatch: pytest.MonkeyPa
         ensemble(X)
     assert len(calls) == 6
     assert not part._kept
+
+
+@EACH
+@pytest.mark.parametrize("keep", [0, 256])
+def test_a_loop_at_inference_holds_one_member_s_weights_or_keeps_them_all(name: str, keep: int) -> None:
+    wide = nn.Sequential(
+        *(nn.Conv2d(32, 32, 3, padding=1) for _ in range(5)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    )
+    ensemble = covey.convert(wide, METHODS[name], example=torch.zeros(2, 32, 3, 3)).eval()
+    ensemble.run = "loop"
+    ensemble.parts[name].keep = keep
+    x = torch.zeros(1, 32, 3, 3)
+    stored = sum(t.nbytes for t in [*ensemble.parameters(), *ensemble.buffers(), x])
+    with torch.inference_mode():
+        made = (peak_bytes(ensemble, x) - stored) / sum(p.nbytes for p in wide.parameters())
+    assert made < 2 if keep == 0 else 2.5 < made < 4.5
 
 
 @EACH

@@ -111,9 +111,7 @@ def test_figures_are_files_of_their_own(page: Path, tmp_path: Path) -> None:
     for file in files:
         ElementTree.fromstring(file.read_text())
         assert "var(--" not in file.read_text()
-    targets = torch.randn(40, 1)
-    record = Record(torch.zeros(1, 40, 1), targets, task="regression", variance=torch.ones(1, 40, 1))
-    write([Run("one", 0, score(record))], tmp_path)
+    write(regression_runs(), tmp_path)
     assert (tmp_path / "figures" / "intervals.pdf").read_bytes().startswith(b"%PDF")
 
 
@@ -130,9 +128,21 @@ def test_markdown_twin_has_the_same_numbers(page: Path) -> None:
         assert not line.startswith("|") or line.count(" | ") > 1
 
 
-def test_the_same_runs_give_the_same_bytes(page: Path, make_runs: Callable, tmp_path: Path) -> None:
-    again = write(make_runs((0, 1, 2)), tmp_path, title="A <report> & more", pdf=False)
-    assert again.read_text() == page.read_text()
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    runs = regression_runs()
+    first, second = (write(runs, tmp_path / name, pdf=False) for name in ("first", "second"))
+    assert first.read_text() == second.read_text()
+
+
+def regression_runs() -> list[Run]:
+    targets = torch.randn(40, 1)
+    runs = []
+    for name, members in (("one", 1), ("five", 5)):
+        means = targets + 0.3 * torch.randn(members, 40, 1)
+        runs.append(
+            Run(name, 0, score(Record(means, targets, task="regression", variance=0.1 + means.abs())))
+        )
+    return runs
 
 
 PRICE = dict.fromkeys(("members", "trainable", "stored", "weight_bytes", "peak_bytes", "batch", "threads"), 1)
@@ -189,6 +199,14 @@ def test_one_seed_is_a_hint() -> None:
     assert "One seed: the difference was not tested" in sure
 
 
+def test_unsteady_times_are_said_to_be() -> None:
+    runs = made_up({"one": [0.9], "many": [0.95]}, {"one": 1, "many": 4})
+    assert "busy" not in answers(gather(runs))[-1].sure
+    assert runs[1].cost is not None
+    runs[1] = replace(runs[1], cost=replace(runs[1].cost, spread=0.05))
+    assert "varied by up to 50 %: the machine was busy" in answers(gather(runs))[-1].sure
+
+
 def test_verdicts_know_which_way_is_better() -> None:
     results = gather(
         made_up({"one": [0.90, 0.91, 0.905], "many": [0.93, 0.942, 0.936]}, {"one": 1, "many": 4})
@@ -208,14 +226,7 @@ def test_numbers_are_written_like_this() -> None:
 
 
 def test_a_report_of_regression(tmp_path: Path) -> None:
-    targets = torch.randn(40, 1)
-    runs = []
-    for name, members in (("one", 1), ("five", 5)):
-        means = targets + 0.3 * torch.randn(members, 40, 1)
-        runs.append(
-            Run(name, 0, score(Record(means, targets, task="regression", variance=0.1 + means.abs())))
-        )
-    page = write(runs, tmp_path, pdf=False)
+    page = write(regression_runs(), tmp_path, pdf=False)
     anchors = [a["id"] for a in Page(page.read_text()).of("section")]
     assert anchors == ["answer", "table", "intervals", "repeat"]
     assert "RMSE" in page.read_text()

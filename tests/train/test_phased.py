@@ -16,7 +16,6 @@ from covey.cli.settings import KINDS
 from covey.errors import OptionError, StoreError
 from covey.train.phased import PHASED
 
-HYPERNETWORK = pytest.mark.skipif("hypernetwork" not in covey.METHODS, reason="needs the Hypernetwork method")
 FILES = sorted(p.stem for p in recipes.folder().glob("paper[12]-*.toml"))
 
 
@@ -28,7 +27,6 @@ def test_the_late_phase_preset_is_paper_two():
     assert (first.end, second.plan, second.step) == (120, "independent", "plain")
 
 
-@HYPERNETWORK
 def test_the_economical_preset_is_paper_one():
     late = Economical().late()
     assert (late.start, late.noise, late.restart, late.nested, late.collapse) == (
@@ -43,7 +41,7 @@ def test_the_economical_preset_is_paper_one():
     assert other.phases(Recipe(epochs=200))[1].step == "drawn"
 
 
-@pytest.mark.parametrize("kind", ["copies", "rank-one", pytest.param("embeddings", marks=HYPERNETWORK)])
+@pytest.mark.parametrize("kind", ["copies", "rank-one", "embeddings"])
 def test_every_kind_of_late_phase_weights_trains_and_collapses(kind):
     data = covey.data.load("digits")
     network = zoo.create("convnet", classes=10, channels=1, image_size=8)
@@ -81,9 +79,6 @@ def test_recipes_plan_runs_that_can_begin(name, scale):
     assert tasks
     for task in tasks:
         way = task.settings.way
-        needs = getattr(way, "kind", "") == "embeddings" or isinstance(way, Economical)
-        if needs and "hypernetwork" not in covey.METHODS:
-            continue
         if hasattr(way, "phases"):
             assert way.phases(task.settings.recipe)
 

@@ -32,6 +32,8 @@ class CompareFlags:
         recipe: a recipe file, whose settings are the defaults of all other flags.
         scale: the size of the recipe: "full", or "small" for a run on a CPU.
         baseline: the method that the others are compared with; the first with one member if not given.
+        flatness: measure how the loss of each run's first member rises with noise on its weights, on so many test
+            samples of a classification.
     """
 
     methods: tuple[str, ...] = ("single", "deep-ensemble", "batch-ensemble")
@@ -43,6 +45,7 @@ class CompareFlags:
     recipe: str | None = None
     scale: Literal["full", "small"] = "full"
     baseline: str | None = None
+    flatness: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def compare(args: Sequence[str]) -> int:
     tasks = plan(base, own, small)
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
-    return execute(tasks, Path(own.folder), jobs=own.jobs, ray=own.ray, baseline=own.baseline)
+    return execute(
+        tasks, Path(own.folder), jobs=own.jobs, ray=own.ray, baseline=own.baseline, flatness=own.flatness
+    )
 
 
 def plan(base: Settings, own: CompareFlags, small: Mapping[str, Any]) -> list[Task]:
@@ -101,7 +106,13 @@ def plan(base: Settings, own: CompareFlags, small: Mapping[str, Any]) -> list[Ta
 
 
 def execute(
-    tasks: Sequence[Task], folder: Path, *, jobs: int = 1, ray: bool = False, baseline: str | None = None
+    tasks: Sequence[Task],
+    folder: Path,
+    *,
+    jobs: int = 1,
+    ray: bool = False,
+    baseline: str | None = None,
+    flatness: int = 0,
 ) -> int:
     """Do all runs, those that are done already excepted, and write the report. 1 if a run failed."""
     failed = []
@@ -120,7 +131,7 @@ def execute(
             failed.append(task)
     finished = [task for task in tasks if task not in failed]
     if finished:
-        print(f"report: {report(finished, folder, baseline)}")
+        print(f"report: {report(finished, folder, baseline, flatness)}")
     return 1 if failed else 0
 
 
@@ -143,7 +154,7 @@ def one(settings: Mapping[str, Any], folder: str) -> str | None:
     return None
 
 
-def report(tasks: Sequence[Task], folder: Path, baseline: str | None) -> Path:
+def report(tasks: Sequence[Task], folder: Path, baseline: str | None, flatness: int = 0) -> Path:
     """One page about all runs."""
     from covey.evaluate import Cost, Evaluation
     from covey.report import Run, write
@@ -156,10 +167,20 @@ def report(tasks: Sequence[Task], folder: Path, baseline: str | None) -> Path:
             cost=Cost(**json.loads((task.folder / "cost.json").read_text())),
             history=[json.loads(line) for line in (task.folder / "history.jsonl").read_text().splitlines()],
             settings=run.read_settings(task.folder),
+            landscape={"flatness": _flatness(task, flatness)} if flatness else {},
         )
         for task in tasks
     ]
     return write(runs, folder, baseline=baseline)
+
+
+def _flatness(task: Task, samples: int) -> dict[str, list[float]]:
+    """The rise of the loss under noise on the weights of a run's first member."""
+    from covey.evaluate.landscape import flatness
+
+    data = task.settings.dataset.load()
+    inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
+    return flatness(run.read_ensemble(task.folder).member(0), inputs, labels)
 
 
 def _one_by_one(tasks: Iterable[Task]) -> Iterator[tuple[Task, str | None]]:

@@ -84,7 +84,9 @@ def reproduce(args: Sequence[str]) -> int:
     )
     if "reports" in file.about:
         print(f"the paper reports: {file.about['reports']}")
-    return execute(plan(base, flags, small), Path(flags.folder), jobs=own.jobs, ray=own.ray)
+    return execute(
+        plan(base, flags, small), Path(flags.folder), jobs=own.jobs, ray=own.ray, flatness=flags.flatness
+    )
 
 
 def prepare(file: RecipeFile, scale: str) -> tuple[CompareFlags, Settings, Mapping[str, Any]]:

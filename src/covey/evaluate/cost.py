@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from covey.errors import EvaluationError
 
+Clock = Literal["wall", "cpu"]
 RATIOS = ("stored", "multiply_adds", "peak_bytes", "latency")
 
 
@@ -37,6 +38,7 @@ class Cost:
         batch: samples in the batch.
         threads: torch threads used.
         training_seconds: how long training took, if known.
+        clock: what latency was measured by, "wall" or "cpu".
     """
 
     members: int
@@ -50,6 +52,7 @@ class Cost:
     batch: int
     threads: int
     training_seconds: float | None = None
+    clock: Clock = "wall"
 
     @property
     def throughput(self) -> float:
@@ -89,14 +92,28 @@ def measure(
     warmup: int = 3,
     threads: int | None = None,
     training_seconds: float | None = None,
+    clock: Clock = "wall",
 ) -> Cost:
-    """Measure a network or an ensemble on a batch `example` (B, ...), here and now, in eval mode."""
+    """Measure a network or an ensemble on a batch `example` (B, ...), here and now, in eval mode.
+
+    Args:
+        module: what answers.
+        example: the batch.
+        repeats: measured calls.
+        warmup: calls before those.
+        threads: torch threads to use; as they are by default.
+        training_seconds: kept with the result.
+        clock: "wall" for the time that passes; "cpu" for the process's own, which other work on the machine does not
+            lengthen. It needs `threads=1`, where both agree on an idle machine.
+    """
     if not len(example):
         raise EvaluationError("example: expected a batch of one sample or more, got an empty one")
+    if clock == "cpu" and threads != 1:
+        raise EvaluationError(f"clock='cpu' adds up threads, so it needs threads=1, got threads={threads}")
     with _evaluating(module), _threads(threads) as used, torch.inference_mode():
         adds = multiply_adds(module, example[:1])
         peak = peak_bytes(module, example)
-        seconds = timings(lambda: module(example), repeats=repeats, warmup=warmup)
+        seconds = timings(lambda: module(example), repeats=repeats, warmup=warmup, clock=clock)
     quarter, _, three_quarters = quantiles(seconds, n=4)
     return Cost(
         members=int(getattr(module, "members", 1)),
@@ -110,6 +127,7 @@ def measure(
         batch=len(example),
         threads=used,
         training_seconds=training_seconds,
+        clock=clock,
     )
 
 
@@ -146,19 +164,22 @@ def peak_bytes(module: nn.Module, example: Tensor, *, call: Callable[[], Any] | 
     return start + alive.peak
 
 
-def timings(call: Callable[[], Any], *, repeats: int = 20, warmup: int = 3) -> list[float]:
+def timings(
+    call: Callable[[], Any], *, repeats: int = 20, warmup: int = 3, clock: Clock = "wall"
+) -> list[float]:
     """Seconds of each of `repeats` calls after `warmup` unmeasured ones."""
     if repeats < 2:
         raise EvaluationError(f"repeats: expected 2 or more for a median and a spread, got {repeats}")
+    now = time.perf_counter if clock == "wall" else time.process_time
     for _ in range(warmup):
         call()
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = now()
         call()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(now() - start)
     return seconds
 
 

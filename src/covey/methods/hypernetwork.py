@@ -28,7 +28,7 @@ from covey.edit.anatomy import Anatomy
 from covey.edit.layers import Axes, Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
-from covey.methods.parts import Replicated, assemble, stack, values
+from covey.methods.parts import Replicated, assemble, values
 from covey.methods.templates import (
     Bank,
     Makeup,
@@ -40,6 +40,7 @@ from covey.methods.templates import (
     kaiming,
     layers_of,
     orthogonal,
+    own_copies,
     own_names,
     too_small,
 )
@@ -104,9 +105,7 @@ class Hypernetwork(Method):
                 gamma=self.gamma,
                 keep=self.keep,
             ),
-            "replicated": Replicated(
-                {n: stack(t, self.members) for n, t in values(body.network, own).items()}
-            ),
+            "replicated": Replicated(own_copies(body, own, self.members)),
         }
         return assemble(self, body, parts, gamma=self.gamma)
 

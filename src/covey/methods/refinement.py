@@ -93,13 +93,10 @@ def refine(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> float:
             for cluster, cosine in zip(clusters, cosines, strict=True)
             for group in greedy_groups(cluster, cosine, threshold=tau)
         ]
-        plan = {
-            "exploring": False,
-            "clusters": [[list(key) for key in group] for group in refined],
-            "rows": {},
-        }
+        groups = [[list(key) for key in group] for group in refined]
+        plan = {"exploring": False, "tau": tau, "clusters": groups, "rows": {}}
         try:
-            _rebuild(ensemble, plan)
+            rebuild(ensemble, plan)
         except ConversionError:
             if tau < -1:
                 raise
@@ -190,8 +187,8 @@ def _point(part: Templates, label: str, rows: Mapping[tuple[int, str, int], int]
             makeup[name] = replace(made, pieces=pieces)
 
 
-def _rebuild(ensemble: Ensemble, plan: dict[str, Any]) -> None:
-    """Newly initialised parts and buffers for other clusters."""
+def rebuild(ensemble: Ensemble, plan: dict[str, Any]) -> None:
+    """Give an ensemble newly initialised parts and buffers for other clusters, in place."""
     networks = [fresh(ensemble.member(i), None)[0] for i in range(len(ensemble.state))]
     bodies = anatomies(ensemble, networks)
     made = ensemble.method.build(

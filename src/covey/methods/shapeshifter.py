@@ -18,7 +18,7 @@ from covey.edit.cluster import depth_bins
 from covey.edit.layers import Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import OptionError
-from covey.methods.parts import Replicated, assemble, stack, values
+from covey.methods.parts import Replicated, assemble
 from covey.methods.templates import (
     Bank,
     FlatBank,
@@ -30,6 +30,7 @@ from covey.methods.templates import (
     fan_in,
     flat_bank,
     layers_of,
+    own_copies,
     own_names,
     too_small,
 )
@@ -98,8 +99,7 @@ class ShapeShifter(Method):
                 for body, made in zip(bodies, makeup, strict=True)
             ]
             return Ensemble(method, bodies, {"shapeshifter": part, "own": Separate(rest)})
-        own = values(bodies[0].network, owns[0])
-        copies = Replicated({name: stack(t, self.members) for name, t in own.items()})
+        copies = Replicated(own_copies(bodies[0], owns[0], self.members))
         return assemble(self, bodies[0], {"shapeshifter": part, "replicated": copies}, gamma=self.gamma)
 
     def _numbers(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,10 @@ from covey.ensemble import Ensemble, Group, Method, Parameterization
 from covey.errors import ConversionError, OptionError
 from covey.methods.templates import Separate, corner
 from covey.tensors import Tensors, scale_gradient
+
+if TYPE_CHECKING:
+    from covey.train.recipe import Recipe
+    from covey.train.state import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,12 @@ class Slimmable(Method):
         if switched:
             parts["norms"] = Separate([{n: t for n, t in each.items() if n in switched} for each in found])
         return Ensemble(replace(self, members=len(bodies)), bodies, parts)
+
+    def phases(self, recipe: Recipe) -> list[Phase]:
+        """What `covey.fit` does: statistics are estimated again at the end where widths share norms."""
+        from covey.train.slim import phases
+
+        return phases(self, recipe)
 
     def draw(self, ensemble: Ensemble, generator: torch.Generator | None = None) -> list[int]:
         """Which members a step runs: the widest, the narrowest, and others at random until there are `widths`."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from covey.edit.layers import Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
 from covey.methods import refinement
-from covey.methods.parts import Replicated, assemble, stack, values
+from covey.methods.parts import Replicated, assemble
 from covey.methods.templates import (
     Bank,
     Makeup,
@@ -39,9 +39,14 @@ from covey.methods.templates import (
     kaiming,
     layers_of,
     orthogonal,
+    own_copies,
     own_names,
     too_small,
 )
+
+if TYPE_CHECKING:
+    from covey.train.recipe import Recipe
+    from covey.train.state import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +122,23 @@ class SuperWeights(Method):
             ensemble = Ensemble(method, bodies, {"superweights": part, "own": Separate(rest)})
         else:
             (body,) = bodies
-            own = values(body.network, own_names(body, part.names, "member"))
-            copies = Replicated({name: stack(t, self.members) for name, t in own.items()})
+            own = own_names(body, part.names, "member")
+            copies = Replicated(own_copies(body, own, self.members))
             ensemble = assemble(self, body, {"superweights": part, "replicated": copies}, gamma=self.gamma)
-        ensemble.about.extra |= {"superweights": plan.remembered()}
+        before = ensemble.about.extra.get("superweights", {})
+        ensemble.about.extra |= {"superweights": before | plan.remembered()}
         return ensemble
+
+    def phases(self, recipe: Recipe) -> list[Phase]:
+        """What `covey.fit` does: refine and decouple by itself."""
+        from covey.train.refine import phases
+
+        return phases(self, recipe)
 
     def after_epoch(
         self, ensemble: Ensemble, epoch: int, batches: Callable[[], Iterable[tuple[Any, Tensor]]]
     ) -> str | None:
-        """What a training run does by itself when `epoch` epochs are done.
+        """For a loop of one's own: what is to be done when `epoch` epochs are done. `covey.fit` does it by itself.
 
         Args:
             ensemble: this method's; it is changed in place.

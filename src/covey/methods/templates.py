@@ -9,8 +9,8 @@ takes, and which part of the tensor it fills. A method is only the rule that cho
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Axes, Where, axes, norms, owner_of
+from covey.edit.layers import Axes, Where, axes, fresh, norms, owner_of
 from covey.ensemble import Ensemble, Group, Parameterization
 from covey.errors import ConversionError, OptionError
+from covey.methods.parts import stack, values
 from covey.tensors import Tensors, scale_gradient
 
 
@@ -213,7 +214,7 @@ class Templates(Parameterization):
             if sum(len(kept) - 2 for kept in self._kept) > 2 * self.members():
                 self._kept.clear()  # ever other subsets of members
             with torch.inference_mode(False), torch.no_grad():
-                self._kept[key] = self._generate(body, members, alone)
+                self._kept[key] = _compact(self._generate(body, members, alone))
         return self._kept[key]
 
     def _versions(self) -> list[tuple] | None:
@@ -248,12 +249,16 @@ class Templates(Parameterization):
             for piece in how.pieces:
                 users[piece.bank].append(piece)
         device = next(self.parameters()).device.type
+        ready: dict[str, deque[Tensor]] = {}
+
+        def take(label: str) -> Tensor:
+            """The bank's next piece; made when first asked for and dropped when used, to hold little at a time."""
+            if label not in ready:
+                ready[label] = deque(self.named_banks()[label].blocks(users[label], members, self.gamma))
+            return ready[label].popleft()
+
         with torch.autocast(device, enabled=False):  # weights in full precision, whatever their use
-            ready = {
-                label: iter(self.banks[label].blocks(pieces, members, self.gamma))  # type: ignore[operator]
-                for label, pieces in users.items()
-            }
-            made = {name: _filled(how, ready, len(members)) for name, how in makeup.items()}
+            made = {name: _filled(how, take, len(members)) for name, how in makeup.items()}
         return {name: tensor[0] for name, tensor in made.items()} if alone else made
 
 
@@ -320,6 +325,23 @@ def own_names(body: Anatomy, made: Iterable[str], norms_of: str) -> list[str]:
         name for name, t in body.network.named_parameters() if t.ndim == 1 and owner_of(name) in owners
     }
     return [name for name in body.select("all") if name in names | (vectors - norms(body.network))]
+
+
+def own_copies(body: Anatomy, names: Sequence[str], members: int) -> dict[str, Tensor]:
+    """Copies of each member's own tensors, (M, *shape). Heads after the first are drawn anew.
+
+    Members that share all else would never come apart without that. Uses the global random state.
+    """
+    copies = {name: stack(tensor, members) for name, tensor in values(body.network, names).items()}
+    for owner in dict.fromkeys(owner_of(name) for name in body.head):
+        prefix = f"{owner}." if owner else ""
+        layer = body.network.get_submodule(owner)
+        for k in range(1, members):
+            drawn = dict(fresh(layer, None)[0].named_parameters())
+            for name in names:
+                if name in body.head and owner_of(name) == owner:
+                    copies[name][k] = drawn[name.removeprefix(prefix)].detach()
+    return copies
 
 
 def allowance(budget: int | float, networks: Sequence[nn.Module]) -> int:
@@ -447,14 +469,22 @@ def _cyclic(vector: Tensor, start: int, length: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _filled(made: Makeup, ready: Mapping[str, Any], members: int) -> Tensor:
+def _filled(made: Makeup, take: Callable[[str], Tensor], members: int) -> Tensor:
     if len(made.pieces) == 1 and not made.pieces[0].into:
-        return next(ready[made.pieces[0].bank])
-    parts = [next(ready[piece.bank]) for piece in made.pieces]
+        return take(made.pieces[0].bank)
+    parts = [take(piece.bank) for piece in made.pieces]
     tensor = parts[0].new_empty(members, *made.shape)
     for piece, part in zip(made.pieces, parts, strict=True):
         tensor[(slice(None), *piece.into)] = part
     return tensor
+
+
+def _compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, copied where they are views of more than themselves."""
+    memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+    if sum(memory.values()) <= sum(t.nbytes for t in tensors.values()):
+        return tensors
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _shares(banks: Mapping[str, Bank], makeup: Sequence[Mapping[str, Makeup]]) -> dict[str, int]:

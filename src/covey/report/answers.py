@@ -19,6 +19,10 @@ GOALS = (
 )
 
 
+UNSTEADY = 0.3
+"""Above this share of the median between quartiles, times say more of the machine than of the method."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """One purpose: the method to take, the evidence, the cost and how sure it is."""
@@ -118,14 +122,20 @@ def _fastest(results: Results) -> Answer:
     quick = min(ensembles, key=lambda m: m.summary("latency").mean)  # type: ignore[union-attr]
     own = quick.summary("latency")
     assert own is not None
-    threads = quick.runs[0].cost.threads if quick.runs[0].cost else 1
-    batch = quick.runs[0].cost.batch if quick.runs[0].cost else 1
-    evidence = f"{written(latency, own)} ms for a batch of {batch}, the fastest "
+    costs = [run.cost for method in timed for run in method.runs if run.cost is not None]
+    first = next(run.cost for run in quick.runs if run.cost is not None)
+    evidence = f"{written(latency, own)} ms for a batch of {first.batch}, the fastest "
     evidence += "of the ensembles" if quick.members > 1 else "of the methods"
     deep = results.deep_ratio(quick, "latency")
     if deep is not None:
         evidence += f", {times(deep)} the time of {quick.members} single networks"
-    sure = f"Median of repeated calls on this machine, {threads} thread{'s' if threads != 1 else ''}."
+    threads = f"{first.threads} thread{'s' if first.threads != 1 else ''}"
+    sure = (
+        f"Median {'CPU ' if first.clock == 'cpu' else ''}time of repeated calls on this machine, {threads}."
+    )
+    unsteady = max(cost.spread / cost.latency for cost in costs)
+    if unsteady > UNSTEADY:
+        sure += f" Calls varied by up to {100 * unsteady:.0f} %: the machine was busy, so measure again."
     return Answer("For speed", quick.name, evidence, _cost(results, quick), sure)
 
 

@@ -41,7 +41,7 @@ class Run:
         if self.cost is not None:
             row |= self.cost.to_dict() | {"throughput": self.cost.throughput}
         row["members"] = self.evaluation.about["members"]
-        return {name: float(value) for name, value in row.items() if value is not None}
+        return {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
 
 
 @dataclass(frozen=True)

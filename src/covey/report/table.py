@@ -50,7 +50,7 @@ COSTS = (
     Column("stored", "Parameters", "lower", "numbers stored, buffers included", 3),
     Column("multiply_adds", "Multiply-adds", "lower", "for one sample, all members", 3),
     Column("peak_bytes", "Peak memory", "lower", "bytes in tensors alive at once during an answer", 3),
-    Column("latency", "Latency", "lower", "median seconds of a batch, measured", 3, 1000, "ms"),
+    Column("latency", "Latency", "lower", "median milliseconds of a batch, measured", 3, 1000, "ms"),
     Column("training_seconds", "Training", "lower", "seconds of training", 1, 1, "s"),
 )
 

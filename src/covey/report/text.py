@@ -209,7 +209,8 @@ def settings_text(method: MethodRuns) -> dict[str, Any]:
         result["settings by seed"] = own
     result["versions"] = first.evaluation.about["versions"]
     if first.cost is not None:
-        result["cost measured with"] = {"batch": first.cost.batch, "threads": first.cost.threads}
+        measured = {"batch": first.cost.batch, "threads": first.cost.threads, "clock": first.cost.clock}
+        result["cost measured with"] = measured
     return result
 
 

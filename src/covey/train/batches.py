@@ -85,6 +85,9 @@ def same(stream: Stream, consumed: int, ensemble: Ensemble) -> tuple[list[Share]
     if hasattr(ensemble.method, "indices"):  # members share a pass and see the samples in orders of their own
         rows = ensemble.method.indices(len(indices), generator(stream.seed, "joint", consumed))
         return [Share(everyone(ensemble), indices[rows], epoch)], 1
+    if hasattr(ensemble.method, "draw"):  # only some members train in a step
+        drawn = ensemble.method.draw(ensemble, generator(stream.seed, "drawn", consumed))
+        return [Share(tuple(drawn), indices, epoch)], 1
     return [Share(everyone(ensemble), indices, epoch)], 1
 
 

@@ -81,6 +81,7 @@ def save(job: Job, state: State) -> Path | None:
         "rows": state.rows,
         "notes": state.notes,
         "runs": state.ensemble.runs,
+        "extra": state.ensemble.about.extra,
         "optimizer": _plain_state(state),
         "precision": job.fabric.strategy.precision.state_dict(),
         "settings": settings(job, state),

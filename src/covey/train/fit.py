@@ -173,7 +173,10 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
     path, about, tensors = found
     ensemble: nn.Module | Sequence[nn.Module] = network
     for phase in job.phases[: about["phase"] + 1]:
-        ensemble = phase.build(ensemble, job)
+        if phase.restore is None:
+            ensemble = phase.build(ensemble, job)
+        else:
+            ensemble = phase.restore(ensemble, job, about["extra"])
     assert isinstance(ensemble, Ensemble)
     ensemble = _placed(job, ensemble)
     optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe)

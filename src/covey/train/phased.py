@@ -7,13 +7,13 @@ ensembles start late, the others collect members along one trajectory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from covey.edit.layers import Where
 from covey.ensemble import Method
 from covey.errors import OptionError
-from covey.methods import METHODS
 from covey.methods.batch_ensemble import BatchEnsemble
+from covey.methods.hypernetwork import Hypernetwork
 from covey.methods.replicate import Replicate
 from covey.train.late import Late, late
 from covey.train.recipe import Recipe
@@ -80,7 +80,7 @@ class LatePhase:
             where = "all" if self.where is None else self.where
             return BatchEnsemble(members=self.members, init="ones", where=where, lr=1.0, gamma=self.gamma)
         if self.kind == "embeddings":
-            return _hypernetwork(members=self.members, gamma=self.gamma)
+            return Hypernetwork(members=self.members, budget=None, gamma=self.gamma)
         raise OptionError(f"kind is 'copies', 'rank-one' or 'embeddings'; got {self.kind!r}.")
 
 
@@ -116,13 +116,10 @@ class Economical:
 
     def late(self) -> Late:
         """The same as `covey.late` would make it."""
-        method = _hypernetwork(members=self.members, norms=self.norms, sizes=self.sizes, gamma=self.gamma)
+        method = Hypernetwork(
+            members=self.members, norms=self.norms, sizes=self.sizes, budget=None, gamma=self.gamma
+        )
         return late(method, self.start, self.noise, restart="head", nested=self.nested)
-
-
-def _hypernetwork(**options: Any) -> Method:
-    kind: Any = METHODS["hypernetwork"]
-    return kind(budget=None, **options)
 
 
 PHASED: dict[str, type[Phased]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from covey.train.averaging import averaged
 from covey.train.batches import PLANS, Piece, Stream, check_plan, pieces
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, Phase, State
+from covey.train.statistics import running
 from covey.train.step import run_piece
 from covey.train.steps import STEPS
 from covey.train.watch import chosen_score
@@ -93,7 +94,8 @@ def make_job(
     if folder is not None and fabric.global_rank == 0:
         checkpoint.prepare_folder(Path(folder), resume=resume)
     fabric.barrier()
-    phases = tuple(averaged(_phases(method, recipe, data), recipe))
+    way = network.method if isinstance(network, Ensemble) else method
+    phases = tuple(averaged(_phases(way, recipe, data), recipe))
     for phase in phases:
         if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
             raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
@@ -235,14 +237,13 @@ def _pieces(job: Job, state: State, stream: Stream, consumed: int = 0) -> list[P
 
 def _try(job: Job, ensemble: Ensemble, piece: Piece) -> None:
     """Run a piece and leave no trace but the choice of how to run."""
-    buffers = dict(cast(nn.Module, ensemble.state).named_buffers())
-    before = {name: tensor.clone() for name, tensor in buffers.items()}
+    before = {name: tensor.clone() for name, tensor in running(ensemble).items()}
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             losses = run_piece(job, ensemble, piece)
     finally:
         with torch.no_grad():
-            for name, tensor in buffers.items():
+            for name, tensor in running(ensemble).items():
                 tensor.copy_(before[name])
     if losses.shape != (len(piece.members),):
         raise TrainingError(f"the loss should be one number a member; it has shape {tuple(losses.shape)}.")

@@ -58,9 +58,9 @@ class Schedule:
     def at(self, epoch: float, *, lr: float, epochs: float) -> float:
         """The learning rate `epoch` epochs into a training of `epochs`, which starts at `lr`.
 
-        >>> Schedule(kind="multistep", milestones=(60, 120)).at(60, lr=0.1, epochs=200)
+        >>> round(Schedule(kind="multistep", milestones=(60, 120)).at(60, lr=0.1, epochs=200), 6)
         0.02
-        >>> Schedule(kind="linear", start=80, end=160, final=0.05).at(120, lr=0.1, epochs=200)
+        >>> round(Schedule(kind="linear", start=80, end=160, final=0.05).at(120, lr=0.1, epochs=200), 6)
         0.075
         """
         rate = SHAPES[self.kind](self, epoch, lr, epochs)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from covey.data import Data
@@ -48,6 +48,8 @@ class Phase:
             to `state.kept` and `state.notes`.
         answer: which ensemble is validated instead of the one that is trained, such as an average.
         finish: makes the ensemble that the run returns, at its end.
+        restore: where `build` depends on trained weights, what a resumed run calls instead, with `about.extra` of the
+            stored ensemble.
     """
 
     build: Callable[[Any, Job], Ensemble]
@@ -59,6 +61,7 @@ class Phase:
     after_epoch: Callable[[Job, State], None] | None = None
     answer: Callable[[Job, State], Ensemble] | None = None
     finish: Callable[[Job, State], Ensemble] | None = None
+    restore: Callable[[Any, Job, dict[str, Any]], Ensemble] | None = None
 
 
 class Phased(Protocol):

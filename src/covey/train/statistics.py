@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from covey.ensemble import Ensemble
 from covey.train.alone import Alone
@@ -13,6 +13,11 @@ from covey.train.batches import Piece
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+def running(ensemble: Ensemble) -> dict[str, Tensor]:
+    """The members' buffers by name; those of parameterizations (masks and the like) do not change."""
+    return {name: tensor for name, tensor in ensemble.named_buffers() if name.startswith("state.")}
 
 
 class Statistics:
@@ -28,7 +33,7 @@ class Statistics:
 
     def __init__(self, ensemble: Ensemble, members: int) -> None:
         self.ensemble, self.members = ensemble, members
-        self.buffers = dict(cast(nn.Module, ensemble.state).named_buffers())
+        self.buffers = running(ensemble)
         self.before = {name: tensor.clone() for name, tensor in self.buffers.items()}
         self.floats = [n for n, t in self.buffers.items() if t.is_floating_point()]
         self.whole = [n for n in self.buffers if n not in self.floats]

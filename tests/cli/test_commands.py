@@ -1,0 +1,129 @@
+"""Each command through the real entry point, as a user's shell would start it; one small run serves them all."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "--network",
+    "mlp",
+    "--network-option",
+    "hidden=[16]",
+    "--epochs",
+    "2",
+    "--batch",
+    "64",
+    "--no-progress",
+]
+
+
+def covey(*words, folder, code=0):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "covey.cli", *map(str, words)]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a trained run in it."""
+    folder = tmp_path_factory.mktemp("shell")
+    words = ["train", "batch-ensemble", "--members", 2, "--data", "digits", "--folder", "run", *SMALL]
+    out, err = covey(*words, folder=folder)
+    assert "all 2 epochs are done, 2 members" in out
+    assert "accuracy" in out
+    assert "epoch 2 of 2: loss" in err
+    return folder
+
+
+def test_train_writes_the_full_settings(place):
+    stored = json.loads((place / "run" / "settings.json").read_text())
+    assert stored["method"] == "batch-ensemble"
+    assert stored["options"]["members"] == 2
+    assert stored["recipe"]["momentum"] == 0.9  # a default, written down too
+    assert stored["record"]["counts"] == {"train": 1259, "validation": 179, "test": 359}
+    assert sum(1 for _ in csv.DictReader((place / "run" / "history.csv").read_text().splitlines())) == 2
+
+
+def test_evaluate(place):
+    out, _ = covey("evaluate", "run", "--json", "--limit", 100, folder=place)
+    scores = json.loads(out)
+    assert 0.5 < scores["ensemble"]["accuracy"] <= 1
+    assert (place / "run" / "evaluation.json").exists()
+
+
+def test_predict(place):
+    digits = np.random.default_rng(0).integers(0, 255, (3, 1, 8, 8), dtype=np.uint8)
+    np.save(place / "x.npy", digits)
+    out, _ = covey("predict", "run", "x.npy", folder=place)
+    rows = list(csv.DictReader(out.splitlines()))
+    assert len(rows) == 3
+    for row in rows:
+        probabilities = {str(k): float(row[f"p({k})"]) for k in range(10)}
+        assert sum(probabilities.values()) == pytest.approx(1, abs=1e-5)
+        assert row["prediction"] == max(probabilities, key=probabilities.__getitem__)
+
+
+def test_show_methods_and_data(place):
+    out, _ = covey("show", "run", folder=place)
+    assert "method    batch-ensemble members=2" in out
+    assert "of the network's" in out
+    out, _ = covey("methods", folder=place)
+    assert "batch-ensemble" in out and "late-phase" in out  # noqa: PT018
+    out, _ = covey("data", "digits", "--sheet", "sheet.png", folder=place)
+    assert "1,259 train, 179 validation, 359 test" in out
+    assert (place / "sheet.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(240)
+def test_compare_in_two_processes(place):
+    words = [
+        "--methods",
+        "single",
+        "multi-head:members=2",
+        "--data",
+        "digits",
+        "--folder",
+        "both",
+        "--jobs",
+        2,
+    ]
+    out, _ = covey("compare", *words, *SMALL, folder=place)
+    assert "single seed 0: done" in out
+    assert "multi-head members=2 seed 0: done" in out
+    assert "multi-head members=2" in (place / "both" / "report.html").read_text()
+    times = {p: p.stat().st_mtime_ns for p in (place / "both").rglob("*.safetensors")}
+    covey("compare", *words, *SMALL, folder=place)  # what is done is not done again
+    assert {p: p.stat().st_mtime_ns for p in (place / "both").rglob("*.safetensors")} == times
+
+
+@pytest.mark.timeout(240)
+def test_reproduce(place):
+    (place / "tiny.toml").write_text(
+        'method = "multi-head"\n[about]\npaper = "none"\ntable = "Table 0"\nreports = "nothing"\n'
+        '[dataset]\ndata = "digits"\n[network]\nnetwork = "mlp"\n[recipe]\nepochs = 100\n'
+        "[small]\nepochs = 1\nsamples = 200\n"
+    )
+    out, _ = covey("reproduce", "tiny.toml", "--scale", "small", folder=place)
+    assert "the paper reports: nothing" in out
+    stored = json.loads((place / "runs" / "tiny-small" / "multi-head-0" / "settings.json").read_text())
+    assert (stored["recipe"]["epochs"], stored["dataset"]["samples"]) == (1, 200)
+
+
+def test_mistakes_are_one_line_and_code_two(place):
+    out, err = covey("train", "batchensemble", folder=place, code=2)
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert "there is no method 'batchensemble'; the nearest names are 'batch-ensemble'" in err
+    _, err = covey("-v", "train", "batchensemble", folder=place, code=2)
+    assert "Traceback" in err

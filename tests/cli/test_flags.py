@@ -1,0 +1,172 @@
+"""What is typed wrong, and recipe files, in this process."""
+
+import json
+import re
+from contextlib import nullcontext
+
+import pytest
+
+from covey.cli import recipes
+from covey.cli.compare import CompareFlags, plan
+from covey.cli.main import main
+from covey.cli.reproduce import hours, prepare
+from covey.cli.settings import KINDS, Settings, fill
+from covey.errors import OptionError
+from covey.methods import METHODS
+from covey.train import Recipe
+from covey.train.phased import PHASED
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["trian"], "there is no command 'trian'; the nearest names are 'train'"),
+        (["train"], "covey train takes a method, or a recipe file"),
+        (["train", "pakced"], "there is no method 'pakced'; the nearest names are 'packed'"),
+        (["train", "single", "--epoch", "3"], "has no flag --epoch; the nearest names are '--epochs'"),
+        (
+            ["train", "single", "--schedule.kidn", "cosine"],
+            "has no flag --schedule.kidn; .*'--schedule.kind'",
+        ),
+        (["train", "single", "--epochs", "many"], "Error parsing --epochs: invalid literal for int"),
+        (["train", "single", "--epochs", "0"], "epochs is a whole number of at least 1; got 0"),
+        (["train", "single", "--plan", "apart"], "--plan"),
+        (["train", "single", "--scale", "tiny"], "--scale is full or small; got 'tiny'"),
+        (["train", "single", "--data", "digit"], "'digit' is neither a known data set nor a file.*'digits'"),
+        (["train", "single", "--network", "resnt-18"], "there is no network 'resnt-18'; .*'resnet-18'"),
+        (["train", "single", "--network-option", "hidden"], "an option is written name=value; got 'hidden'"),
+        (["train", "--recipe", "nowhere.toml"], "there is no recipe 'nowhere.toml'"),
+        (["evaluate", "nowhere"], "nowhere is no finished run of `covey train`"),
+        (["evaluate"], "Missing from covey evaluate: FOLDER"),
+        (["predict", "nowhere", "x.npy", "--out", "x.txt"], "--out is a .csv or .json file; got 'x.txt'"),
+        (["show", "nowhere"], "nowhere is no finished run"),
+        (
+            ["methods", "batch-ensembel"],
+            "there is no method 'batch-ensembel'; the nearest names are 'batch-ensemble'",
+        ),
+        (["data", "mnits"], "'mnits' is neither a known data set nor a file.*'mnist'"),
+        (["compare", "--methods", "singel"], "there is no method 'singel'"),
+        (["compare", "--methods", "single", "single"], "two of the runs are the same"),
+        (["compare", "--vary", "lr"], "--vary is written name=value,value; got 'lr'"),
+        (["compare", "--methods", "single", "--vary", "depth=1,2"], "--vary depth: neither the method"),
+        (["compare", "--jobs", "2", "--ray"], "--jobs and --ray are two ways of running"),
+        (["reproduce"], "covey reproduce takes a recipe's name"),
+        (["reproduce", "paper9"], "there is no recipe 'paper9'"),
+    ],
+)
+def test_mistakes(words, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert re.search(expected, err), err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("method = \n", "bad.toml is not valid TOML: .*line 1"),
+        (
+            "[about]\n\n[recipe]\nepochs = 3\nlearning_rate = 1\n",
+            "line 5: recipe has no setting 'learning_rate'",
+        ),
+        ('method = "single"\n[recipe]\nepochs = "ten"\n', "line 3: recipe.epochs should be int; got 'ten'"),
+        ('method = "single"\n[recipe]\nlr = -1.0\n', "line 3: lr is above 0; got -1.0"),
+        ('method = "singel"\n', "line 1: there is no method 'singel'"),
+        ("[recpie]\nepochs = 3\n", "line 1: unknown key 'recpie'; the nearest names are 'recipe'"),
+        ('[recipe.schedule]\nkind = "stairs"\n', "recipe.schedule.kind should be .*'cosine'.*got 'stairs'"),
+    ],
+)
+def test_bad_recipe_files_name_line_and_key(text, expected, tmp_path, capsys):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    assert main(["train", "--recipe", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert re.search(expected, err), err
+
+
+@pytest.mark.parametrize(
+    "command", ["train", "compare", "evaluate", "predict", "methods", "data", "reproduce", "show"]
+)
+def test_help_at_each_level(command, capsys):
+    with pytest.raises(SystemExit) if command != "train" else nullcontext():
+        main([command, "--help"])
+    assert "usage" in capsys.readouterr().out
+
+
+def test_help_of_a_method_explains_its_own_flags(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "packed", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "--alpha" in out
+    assert "--schedule.kind" in out
+    assert "width of all members" in " ".join(out.replace("│", " ").split())
+
+
+def test_flags_override_the_file_and_the_file_the_defaults(tmp_path, monkeypatch):
+    path = tmp_path / "r.toml"
+    path.write_text('method = "multi-head"\n[options]\nmembers = 7\n[recipe]\nepochs = 5\nlr = 0.3\n')
+    seen = {}
+    monkeypatch.setattr(
+        "covey.cli.run.train", lambda settings, folder, resume: seen.update(s=settings) or 1 / 0
+    )
+    assert main(["train", "--recipe", str(path), "--epochs", "2"]) == 1
+    assert (seen["s"].method, seen["s"].options.members) == ("multi-head", 7)
+    assert (seen["s"].recipe.epochs, seen["s"].recipe.lr, seen["s"].recipe.batch) == (2, 0.3, Recipe().batch)
+
+
+def test_settings_survive_json():
+    given = {
+        "method": "multi-head",
+        "options": {"members": 3, "where": ["norms", "head"]},
+        "recipe": {"lr": 0.2},
+    }
+    settings = Settings.from_dict(given)
+    assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+
+
+def test_every_method_has_a_name_here():
+    assert set(KINDS) == {"single", *METHODS, *PHASED}
+
+
+def test_all_combinations():
+    own = CompareFlags(methods=("single", "multi-head:members=2"), seeds=(0, 1), vary=("lr=0.1,0.01",))
+    tasks = plan(Settings(), own, {})
+    assert len(tasks) == 8
+    assert {(t.settings.method, t.settings.recipe.lr, t.settings.recipe.seed) for t in tasks} == {
+        (m, lr, s) for m in ("single", "multi-head") for lr in (0.1, 0.01) for s in (0, 1)
+    }
+
+
+FILES = sorted(recipes.folder().glob("*.toml"))
+
+
+def test_there_are_recipes_of_all_five_papers():
+    assert {path.name[:6] for path in FILES} == {f"paper{i}" for i in range(1, 6)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_recipes_can_be_planned_at_both_sizes(path):
+    file = recipes.read(str(path))
+    assert {"paper", "table", "title", "reports"} <= set(file.about)
+    if "command" in file.about:
+        return
+    for scale in ("full", "small"):
+        flags, base, small = prepare(file, scale)
+        assert plan(base, flags, small)
+    assert file.at("small").recipe.epochs <= 40
+
+
+def test_a_small_run_is_cheaper():
+    file = recipes.read("paper4-table2-cifar100")
+    full, small = (hours(file, scale, 1e10) for scale in ("full", "small"))
+    assert full > 1000 * small
+
+
+def test_fill_checks_kinds():
+    with pytest.raises(OptionError, match="recipe.nesterov should be bool; got 1"):
+        fill(Recipe(), {"nesterov": 1}, "recipe")
+    assert fill(Recipe(), {"lr": 1}, "recipe").lr == 1
