@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import time
 import warnings
@@ -77,10 +78,10 @@ def candidates(x: torch.Tensor) -> dict[str, tuple[nn.Module, torch.Tensor]]:
     if peer is not None:
         shape = {"in_channels": 3, "num_classes": 10, "arch": 18, "style": "cifar"}
         found["peer single"] = (peer.resnet(**shape), x)
-        found["peer packed"] = (
-            peer.packed_resnet(**shape, num_estimators=MEMBERS, alpha=int(ALPHA), gamma=1),
-            x,
-        )
+        packed = peer.packed_resnet(**shape, num_estimators=MEMBERS, alpha=int(ALPHA), gamma=1)
+        found["peer packed"] = (packed, x)
+        twin = copy.deepcopy(packed).to(memory_format=torch.channels_last)
+        found["peer packed, channels_last"] = (twin, last)
     for run in ("loop", "batched"):
         for name, data in (("", x), (", channels_last", last)):
             twin = covey.convert(network, method, example=x[:2])

@@ -108,6 +108,14 @@ def test_compare_in_two_processes(place):
 
 
 @pytest.mark.timeout(240)
+def test_compare_on_ray(place):
+    pytest.importorskip("ray")
+    words = ["--methods", "single", "--data", "digits", "--folder", "ray", "--ray"]
+    out, _ = covey("compare", *words, *SMALL, folder=place)
+    assert "[1/1] single seed 0: done" in out
+
+
+@pytest.mark.timeout(240)
 def test_reproduce(place):
     (place / "tiny.toml").write_text(
         'method = "multi-head"\n[about]\npaper = "none"\ntable = "Table 0"\nreports = "nothing"\n'

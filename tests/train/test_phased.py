@@ -1,5 +1,6 @@
 """Ways of training by name: what presets stand for, their recipes, and the command line."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,8 +65,10 @@ def test_an_unknown_kind():
         LatePhase(kind="bias").late()
 
 
-def test_the_command_line_knows_them_all():
+def test_the_command_line_knows_them_all_and_each_has_a_page():
     assert set(PHASED) <= set(KINDS)
+    pages = {page.stem for page in (Path(__file__).parents[2] / "docs" / "methods").glob("*.md")}
+    assert set(PHASED) <= pages
 
 
 @pytest.mark.parametrize("scale", ["full", "small"])
@@ -148,3 +151,23 @@ def test_weights_from_a_file(tmp_path, capsys):
         Network(network="mlp", weights=str(Path(tmp_path) / "none.safetensors")).build(
             data, loss="auto", seed=0
         )
+
+
+def test_table_6_in_small(tmp_path):
+    """An LSTM on text with rank-one factors on the recurrent matrix, Adam, noise and SWA, in its three rows."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 120)
+    data = covey.data.load(str(text), length=20)
+    network = zoo.create("lstm", classes=256, hidden=12, embedding=10)
+    file = recipes.read("paper2-table6")
+    options, settings = file.settings.options, file.settings.recipe.scaled(0.1)
+    late = replace(options, members=3)
+    machine = covey.Machine(accelerator="cpu", progress=False)
+    for way in (None, replace(late, members=1, noise=0.0), late):
+        recipe = replace(settings, batch=16, lr=0.02)
+        history = covey.fit(network, data, recipe, method=way, machine=machine)
+        assert history.rows[-1]["bits"] < history.rows[0]["bits"] < 8
+        assert history.ensemble.members == 1
+        assert {n: t.shape for n, t in history.ensemble.member(0).state_dict().items()} == {
+            n: t.shape for n, t in network.state_dict().items()
+        }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,14 +155,20 @@ def _seconds(settings: Settings, speed: float) -> float | None:
         return 60.0 if settings.dataset.data.startswith("uci") else None
     samples, shape, classes = SIZES[settings.dataset.data]
     names = name.split("+")
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        for each in names:
-            network = zoo.find(each)
-            made = zoo.create(each, classes=classes, **network.arguments_for(shape)).eval()
-            made(torch.zeros(1, *shape, dtype=torch.long if network.tokens else torch.float32))
+    flops = sum(_flops(each, shape, classes) for each in names)
     samples = min(samples, settings.dataset.samples or samples)
     passes = _passes(settings) if len(names) == 1 else 1.0  # each member is one of the networks
-    return BACKWARD * counter.get_total_flops() / 2 * samples * settings.recipe.epochs * passes / speed
+    return BACKWARD * flops / 2 * samples * settings.recipe.epochs * passes / speed
+
+
+@cache
+def _flops(name: str, shape: tuple[int, ...], classes: int) -> int:
+    """Of one forward pass of one sample."""
+    network = zoo.find(name)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        made = zoo.create(name, classes=classes, **network.arguments_for(shape)).eval()
+        made(torch.zeros(1, *shape, dtype=torch.long if network.tokens else torch.float32))
+    return counter.get_total_flops()
 
 
 def _passes(settings: Settings) -> float:
