@@ -15,7 +15,8 @@ def _ensemble(members: int = 3) -> covey.Ensemble:
     return covey.convert(network, covey.DeepEnsemble(members=members), example=torch.zeros(2, 5))
 
 
-X, Y = torch.randn(40, 5), torch.randint(0, 3, (40,))
+_SEEDED = torch.Generator().manual_seed(0)
+X, Y = torch.randn(40, 5, generator=_SEEDED), torch.randint(0, 3, (40,), generator=_SEEDED)
 
 
 @pytest.mark.parametrize("score", ["accuracy", "nll"])
