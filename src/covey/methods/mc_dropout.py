@@ -52,6 +52,7 @@ class MCDropout(Method):
                 "modules to put dropout behind, such as MCDropout(p=0.2, after=('layer1.0.conv1',)), or set the "
                 "probability of the dropout layers it has with p=."
             )
+        bodies[0].random = True  # also where the dropout was put in just now
         body.shared = frozenset(name for name, _ in body.network.named_buffers())
         return assemble(self, body, {}, kind=DropoutEnsemble)
 
