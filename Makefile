@@ -26,7 +26,7 @@ types: .venv/installed
 	$(BIN)/mypy
 
 tests: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -x -q -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(JOBS)
 
 benchmark: .venv/installed
 	$(BIN)/python benchmarks/run.py

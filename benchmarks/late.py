@@ -136,8 +136,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    found = {name: measure(name, given.rounds) for name in given.network or ["convnet", "wrn-16-2"]}
-    print(json.dumps(found, indent=1))
+    found = {}
+    for name in given.network or ["convnet", "wrn-16-2"]:
+        found[name] = measure(name, given.rounds)
+        print(name, json.dumps(found[name], indent=1), flush=True)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -27,10 +27,12 @@ def networks() -> dict[str, tuple[nn.Module, torch.Tensor]]:
     }
 
 
-def best(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def best(calls: dict[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
     """The least time of each call, taken in turns so that all meet the same disturbances."""
     times = {name: float("inf") for name in calls}
-    for _ in range(repeats):
+    end = time.perf_counter() + seconds
+    while repeats > 0 or time.perf_counter() < end:
+        repeats -= 1
         for name, call in calls.items():
             start = time.perf_counter()
             call()
@@ -52,7 +54,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--members", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=15, help="rounds at least")
+    parser.add_argument("--seconds", type=float, default=6, help="go on with rounds for so long")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.members} members")
     print(f"{'network':17s}{'method':16s}{'mode':7s}{'loop':>7s}{'batched':>9s}{'auto':>7s}  choice")
@@ -68,7 +71,7 @@ def main() -> None:
                     made[run].run = run
                     step(made[run], x)  # warm up; auto measures here
                 calls = {run: functools.partial(step, ensemble, x) for run, ensemble in made.items()}
-                times = best(calls, options.repeats)
+                times = best(calls, options.repeats, options.seconds)
                 least = min(times["loop"], times["batched"])
                 ratios = [times[run] / least for run in ("loop", "batched", "auto")]
                 cells = "".join(f"{r:{w}.2f}" for r, w in zip(ratios, (7, 9, 7), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import json
 import subprocess
@@ -34,6 +33,7 @@ METHODS: dict[str, covey.Method] = {
     "hypernetwork": covey.Hypernetwork(members=M, linear=True, budget=6.0),
     "mixture": covey.Mixture(members=M, linear=True, singles="bank", budget=6.0),
     "superweights": covey.SuperWeights(members=M, linear=True, budget=6.0),
+    "shapeshifter": covey.ShapeShifter(members=M, linear=True, budget=6.0),
 }
 KEEPS: dict[str, covey.Method] = {
     "replicate": covey.Replicate(members=M),
@@ -51,6 +51,8 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("mc-dropout", "nested"): "members have no tensors of their own",
     ("mimo", "isolation"): "members mix in the shared body by design",
     ("mimo", "nested"): "members share one forward pass, there is no inner loop",
+    ("masksembles", "nested"): "members have no tensors of their own",
+    ("slimmable", "all"): "takes networks of several widths; its laws are in tests/methods/test_slimmable.py",
 }
 # (method, network) -> the error that convert() must raise instead.
 IMPOSSIBLE: dict[tuple[str, str], str] = {
@@ -196,11 +198,7 @@ def test_both_runs_agree(method: str, name: str, mode: bool, per_member: bool) -
 
 @cases("gradient")
 def test_every_parameter_gets_a_gradient_and_is_in_one_group(method: str, name: str) -> None:
-    options = METHODS[method]
-    if name == "resnet" and method in ("hypernetwork", "mixture"):
-        # the auxiliary head does not reach the output; a bank of its own would get nothing, and not by its name
-        options = dataclasses.replace(options, where="^(?!aux)")
-    ensemble = ensemble_of(method, name, options).train()
+    ensemble = ensemble_of(method, name).train()
     ensemble.run = "loop"
     call(ensemble, NETWORKS[name].x(4)).square().sum().backward()
     aux = {"resnet": ("aux",), "bert": ()}.get(name, ())
@@ -325,7 +323,7 @@ def test_the_parameter_count_is_the_closed_form(method: str, name: str) -> None:
     assert {row.name for row in ensemble.coverage.rows} >= dict(network(name).named_parameters()).keys() or (
         method == "mc-dropout"
     )
-    if method in ("hypernetwork", "mixture", "superweights"):
+    if method in ("hypernetwork", "mixture", "superweights", "shapeshifter"):
         # closed forms in their own tests; here, never above the budget
         assert count <= METHODS[method].budget * sum(p.numel() for p in network(name).parameters())
     else:
@@ -434,8 +432,6 @@ def _inner_loop(ensemble: covey.Ensemble, x: Tensor, make: Any, steps: int) -> N
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @cases("nested")
 def test_one_step_is_the_sequential_inner_loop(method: str, name: str, optimiser: str) -> None:
-    if method == "masksembles":
-        pytest.skip("has no member tensors to step")
     make = {
         "sgd": lambda g: torch.optim.SGD(g, lr=0.05, momentum=0.9, nesterov=True),
         "adam": lambda g: torch.optim.AdamW(g, lr=0.01, eps=1e-3),  # a gradient of 0 stays noise
@@ -457,6 +453,10 @@ def test_one_step_is_the_sequential_inner_loop(method: str, name: str, optimiser
 
 
 EXEMPTIONS_PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
+
+
+def test_every_method_is_under_the_laws() -> None:
+    assert covey.METHODS.keys() == METHODS.keys() | {m for m, law in EXEMPT if law == "all"}
 
 
 def test_the_exemptions_are_printed_in_the_docs() -> None:

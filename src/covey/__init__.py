@@ -2,6 +2,9 @@
 
 __version__ = "0.1.0"
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from covey.combine import Prediction, Regression
 from covey.convert import convert
 from covey.coverage import Coverage
@@ -30,6 +33,9 @@ from covey.train import History, Machine, Recipe, Schedule, fit
 from covey.train.late import late
 from covey.train.phased import PHASED, Economical, LatePhase
 from covey.train.trajectory import FGE, SWAG, Snapshot, gather
+
+if TYPE_CHECKING:
+    from covey.evaluate import evaluate  # at run time the package, which can be called
 
 __all__ = [
     "FGE",
@@ -66,9 +72,17 @@ __all__ = [
     "Snapshot",
     "SuperWeights",
     "convert",
+    "evaluate",
     "fit",
     "gather",
     "late",
     "load",
     "loss",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import packages that are slow to import when they are first asked for."""
+    if name in ("data", "evaluate", "report", "sklearn", "zoo"):
+        return import_module(f"covey.{name}")
+    raise AttributeError(f"module 'covey' has no attribute {name!r}")

@@ -5,12 +5,14 @@ import re
 from contextlib import nullcontext
 
 import pytest
+import torch
 
+from covey import zoo
 from covey.cli import recipes
-from covey.cli.compare import CompareFlags, plan
+from covey.cli.compare import CompareFlags, from_recipe, plan
 from covey.cli.main import main
-from covey.cli.reproduce import hours, prepare
-from covey.cli.settings import KINDS, Settings, fill
+from covey.cli.reproduce import SIZES, hours
+from covey.cli.settings import KINDS, Settings, fill, parse_options
 from covey.errors import OptionError
 from covey.methods import METHODS
 from covey.train import Recipe
@@ -48,7 +50,7 @@ from covey.train.phased import PHASED
         (["compare", "--methods", "singel"], "there is no method 'singel'"),
         (["compare", "--methods", "single", "single"], "two of the runs are the same"),
         (["compare", "--vary", "lr"], "--vary is written name=value,value; got 'lr'"),
-        (["compare", "--methods", "single", "--vary", "depth=1,2"], "--vary depth: neither the method"),
+        (["compare", "--methods", "single", "--vary", "depth=1,2"], "depth=1: neither the method"),
         (["compare", "--jobs", "2", "--ray"], "--jobs and --ray are two ways of running"),
         (["reproduce"], "covey reproduce takes a recipe's name"),
         (["reproduce", "paper9"], "there is no recipe 'paper9'"),
@@ -134,14 +136,35 @@ def test_every_method_has_a_name_here():
 
 def test_all_combinations():
     own = CompareFlags(methods=("single", "multi-head:members=2"), seeds=(0, 1), vary=("lr=0.1,0.01",))
-    tasks = plan(Settings(), own, {})
+    tasks = plan(Settings(), own)
     assert len(tasks) == 8
     assert {(t.settings.method, t.settings.recipe.lr, t.settings.recipe.seed) for t in tasks} == {
         (m, lr, s) for m in ("single", "multi-head") for lr in (0.1, 0.01) for s in (0, 1)
     }
 
 
+def test_a_method_can_have_settings_of_its_own():
+    own = CompareFlags(methods=("packed:alpha=3", "single:network=wrn-10-2,lr=0.2"))
+    packed, single = (task.settings for task in plan(Settings(), own))
+    assert (packed.options.alpha, packed.network.network) == (3, None)
+    assert (single.network.network, single.recipe.lr) == ("wrn-10-2", 0.2)
+
+
+def test_what_is_varied_stays_varied_at_the_small_size():
+    flags, base = from_recipe(recipes.read("paper5-figure8"), "small")
+    assert [task.settings.network.network for task in plan(base, flags)] == ["wrn-10-1", "wrn-10-2"]
+
+
 FILES = sorted(recipes.folder().glob("*.toml"))
+
+
+def _build(settings: Settings) -> None:
+    """The settings' networks, without memory."""
+    for name in (settings.network.network or "mlp").split("+"):
+        shape = SIZES.get(settings.dataset.data, (0, (8,) if name == "mlp" else (3, 32, 32), 10))[1]
+        options = {**zoo.find(name).arguments_for(shape), **parse_options(settings.network.network_option)}
+        with torch.device("meta"):
+            assert sum(p.numel() for p in zoo.create(name, **{"classes": 10, **options}).parameters())
 
 
 def test_there_are_recipes_of_all_five_papers():
@@ -155,8 +178,11 @@ def test_recipes_can_be_planned_at_both_sizes(path):
     if "command" in file.about:
         return
     for scale in ("full", "small"):
-        flags, base, small = prepare(file, scale)
-        assert plan(base, flags, small)
+        flags, base = from_recipe(file, scale)
+        tasks = plan(base, flags)
+        assert tasks
+        for task in tasks:
+            _build(task.settings)
     assert file.at("small").recipe.epochs <= 40
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from test_superweights import Net, X, Y
@@ -39,6 +41,30 @@ def test_universally_slimmable_shares_norms_but_not_statistics(tmp_path) -> None
     ensemble.eval().save(tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=_nets())(X), ensemble(X))
+
+
+@pytest.mark.parametrize("norms", ["switch", "shared"])
+def test_the_laws_that_apply(norms) -> None:
+    ensemble = covey.convert(_nets(), covey.Slimmable(norms=norms), example=X).train()
+    plain = [ensemble.member(k) for k in range(3)]
+    outputs = ensemble(X)
+    for k in range(3):  # a member is a plain network, running statistics included
+        torch.testing.assert_close(outputs[k], plain[k](X), rtol=1e-9, atol=1e-9)
+        after = dict(ensemble.member(k).named_buffers())
+        for name, buffer in plain[k].named_buffers():
+            torch.testing.assert_close(after[name], buffer, rtol=1e-9, atol=1e-9)
+    outputs.square().sum().backward()
+    assert all(p.grad is not None for p in ensemble.parameters())
+    grouped = [id(p) for g in ensemble.param_groups(0.1) for p in g["params"]]
+    assert sorted(grouped) == sorted(map(id, ensemble.parameters()))
+    twin = copy.deepcopy(ensemble)
+    assert torch.equal(twin.eval()(X), ensemble.eval()(X))
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not torch.equal(twin(X), ensemble(X))
+    for batch in (1, 5):  # any batch size
+        torch.testing.assert_close(ensemble(X[:batch]), ensemble(X)[:, :batch], rtol=1e-9, atol=1e-9)
 
 
 def test_a_step_draws_the_widest_the_narrowest_and_others() -> None:

@@ -23,7 +23,8 @@ class CompareFlags:
     """What `covey compare` takes besides the runs' own settings.
 
     Args:
-        methods: names, with options if need be: packed:alpha=2,members=4.
+        methods: names, with options or other settings of their runs if need be: packed:alpha=2,members=4 or
+            single:network=wrn-28-10.
         seeds: one run of each method for each.
         vary: further settings to go through, such as lr=0.1,0.01.
         folder: where to write the runs and the report.
@@ -62,17 +63,14 @@ def compare(args: Sequence[str]) -> int:
     file = flag_value(args, "--recipe")
     scale = flag_value(args, "--scale") or "full"
     own, start = CompareFlags(), Settings()
-    small: Mapping[str, Any] = {}
     if file:
-        found = recipes.read(file)
-        start, small = found.settings, found.small if scale == "small" else {}
-        own = fill(own, {k: v for k, v in found.compare.items() if k != "options"}, "compare")
+        own, start = from_recipe(recipes.read(file), scale)
     parts = {"own": own, "recipe": start.recipe, "network": start.network, "dataset": start.dataset}
     about = "Train several methods and seeds on the same data and write one report."
     given = parse("covey compare", {**parts, "machine": start.machine}, args, about=about)
     own = given.pop("own")
     base = replace(start, **given)
-    tasks = plan(base, own, small)
+    tasks = plan(base, own)
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
     return execute(
@@ -80,7 +78,13 @@ def compare(args: Sequence[str]) -> int:
     )
 
 
-def plan(base: Settings, own: CompareFlags, small: Mapping[str, Any]) -> list[Task]:
+def from_recipe(file: recipes.RecipeFile, scale: str) -> tuple[CompareFlags, Settings]:
+    """What a recipe compares, and with which settings; one of a single method is a comparison of one."""
+    flags = fill(CompareFlags(methods=(file.settings.method,)), file.compared(scale), "compare")
+    return flags, file.at(scale)
+
+
+def plan(base: Settings, own: CompareFlags) -> list[Task]:
     """Every combination of method, setting and seed."""
     if not own.methods or not own.seeds:
         raise UsageError("covey compare needs at least one method and one seed.")
@@ -90,12 +94,7 @@ def plan(base: Settings, own: CompareFlags, small: Mapping[str, Any]) -> list[Ta
         kind_of(name)
         given = parse_options(_split(text)) if text else {}
         start = base.options if name == base.method else kind_of(name)()
-        settings = replace(base, method=name, options=fill(start, given, name))
-        settings = _apply(settings, varied)
-        if small:  # its options are those of the recipe's own method
-            settings = settings.scaled(
-                {k: v for k, v in small.items() if k != "options" or name == base.method}
-            )
+        settings = _apply(replace(base, method=name, options=start), {**given, **varied})
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
         label = " ".join([spec.replace(":", " ").replace(",", " "), *(f"{k}={v}" for k, v in varied.items())])
         tasks.append(Task(label, settings, Path(own.folder) / f"{_file_name(label)}-{seed}"))
@@ -241,7 +240,10 @@ def _apply(settings: Settings, varied: Mapping[str, Any]) -> Settings:
                 )
                 break
         else:
-            raise UsageError(f"--vary {name}: neither the method nor the recipe has such a setting.")
+            raise UsageError(
+                f"{name}={value}: neither the method {settings.method!r} nor the recipe, the data or the network has "
+                "such a setting."
+            )
     return settings
 
 

@@ -47,6 +47,10 @@ class RecipeFile:
         """The settings at the size asked for, "full" or "small"."""
         return self.settings if scale == "full" else self.settings.scaled(self.small)
 
+    def compared(self, scale: str) -> dict[str, Any]:
+        """What the experiment compares at that size."""
+        return {**self.compare, **(self.small.get("compare", {}) if scale == "small" else {})}
+
 
 def folder() -> Path:
     """The folder of covey's own recipes, in the package or beside the sources."""

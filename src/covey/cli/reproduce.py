@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,10 +15,10 @@ from tyro.conf import Positional
 
 from covey import zoo
 from covey.cli import recipes
-from covey.cli.compare import CompareFlags, execute, plan
+from covey.cli.compare import execute, from_recipe, plan
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
-from covey.cli.settings import SINGLE, Settings, fill
+from covey.cli.settings import SINGLE, Settings
 from covey.data.catalogue import KNOWN
 from covey.data.known import data_folder
 from covey.data.layouts import find
@@ -75,7 +75,7 @@ def reproduce(args: Sequence[str]) -> int:
     if "command" in file.about:
         print(f"{file.name} is no training run: {file.about['command']}")
         return 0
-    flags, base, small = prepare(file, own.scale)
+    flags, base = from_recipe(file, own.scale)
     flags = replace(
         flags, folder=own.folder or f"runs/{file.name}-{own.scale}", seeds=own.seeds or flags.seeds
     )
@@ -85,18 +85,7 @@ def reproduce(args: Sequence[str]) -> int:
     )
     if "reports" in file.about:
         print(f"the paper reports: {file.about['reports']}")
-    return execute(
-        plan(base, flags, small), Path(flags.folder), jobs=own.jobs, ray=own.ray, flatness=flags.flatness
-    )
-
-
-def prepare(file: RecipeFile, scale: str) -> tuple[CompareFlags, Settings, Mapping[str, Any]]:
-    """What `compare` needs to run a recipe: a recipe of one method is a comparison of one."""
-    compare = dict(file.compare)
-    if scale == "small":
-        compare |= file.small.get("compare", {})
-    flags = fill(CompareFlags(methods=(file.settings.method,)), compare, "compare")
-    return flags, file.settings, file.small if scale == "small" else {}
+    return execute(plan(base, flags), Path(flags.folder), jobs=own.jobs, ray=own.ray, flatness=flags.flatness)
 
 
 def listing(root: str | None) -> str:
@@ -129,9 +118,9 @@ def hours(file: RecipeFile, scale: str, speed: float) -> float | None:
     """About how long all runs of a recipe take here; None where it is not known."""
     if "command" in file.about:
         return None
-    flags, base, small = prepare(file, scale)
+    flags, base = from_recipe(file, scale)
     total = 0.0
-    for task in plan(base, flags, small):
+    for task in plan(base, flags):
         seconds = _seconds(task.settings, speed)
         if seconds is None:
             return None

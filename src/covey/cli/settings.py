@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -210,6 +210,8 @@ def fill(default: Any, given: Mapping[str, Any], where: str) -> Any:
         if is_dataclass(present) and isinstance(value, Mapping):
             values[key] = fill(present, value, f"{where}.{key}")
             continue
+        if isinstance(value, str) and get_origin(hints[key]) is tuple:
+            value = [value]
         values[key] = tuple(value) if isinstance(value, list) else value
         _check_type(f"{where}.{key}", values[key], hints[key])
     return replace(default, **values)

@@ -1,5 +1,8 @@
 """Everything the papers measure: scores of any ensemble, computed from stored outputs of its members."""
 
+import sys
+from types import ModuleType
+
 from .calibration import Conformal, Temperature, fit_conformal, fit_temperature
 from .cost import Cost, measure
 from .evaluation import Evaluation, evaluate, score
@@ -17,3 +20,12 @@ __all__ = [
     "measure",
     "score",
 ]
+
+
+class _Package(ModuleType):
+    """This package can be called as the function that gave it its name: `covey.evaluate(ensemble, data)`."""
+
+    __call__ = staticmethod(evaluate)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from covey.edit.anatomy import Anatomy, listing, pick
 from covey.edit.edits import apply_edits
 from covey.edit.layers import fresh, owner_of
-from covey.edit.pack import pack
-from covey.edit.sizes import TooNarrowError
-from covey.edit.slices import slice_weights
-from covey.edit.width import Heads, Narrowed, check_runs, narrow
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
 from covey.methods.parts import Replicated, assemble
+
+if TYPE_CHECKING:
+    from covey.edit.width import Narrowed
+
+# Narrowing, slicing and packing are imported where they are used: they need sympy, a quarter of torch's import time.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class Packed(Method):
     gamma: int = 1
     init: Literal["fresh", "same", "slice"] = "fresh"
     slices: Literal["importance", "random"] = "importance"
-    heads: Heads = "round"
+    heads: Literal["round", "exact", "keep"] = "round"
     narrow: nn.Module | None = field(default=None, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
@@ -94,6 +95,9 @@ class Packed(Method):
         if stored is not None:
             small = apply_edits(body.network, stored) if stored != "given" else body.network
             return small, None, body.extra.get("changes", {})
+        from covey.edit.sizes import TooNarrowError
+        from covey.edit.width import check_runs, narrow
+
         if self.narrow is not None:
             if body.example is not None:
                 check_runs(self.narrow, body.network, *body.example, lambda answer: pick(answer, body.output))
@@ -128,6 +132,8 @@ class Packed(Method):
         self, original: nn.Module, small: nn.Module, found: Narrowed | None
     ) -> tuple[list[nn.Module], dict[str, str]]:
         if self.init == "slice" and found is not None:
+            from covey.edit.slices import slice_weights
+
             seed = int(torch.randint(2**31, ()).item())
             networks = []
             for k in range(self.members):
@@ -149,6 +155,8 @@ class PackedEnsemble(Ensemble):
             *args: an input, from which ranks and shapes are read.
             **kwargs: inputs by keyword.
         """
+        from covey.edit.pack import pack
+
         members = [self.member(k) for k in range(self.members)]
         packed = pack(members, args, kwargs, self.about.output)
         return packed.train(self.training)

@@ -230,15 +230,6 @@ class Templates(Parameterization):
         rows = next(iter(self.makeup[0].values())).pieces[0].rows
         return max(len(self.makeup), len(rows))
 
-    def _keepable(self) -> bool:
-        parameters = list(self.parameters())
-        if not all(type(p) is nn.Parameter and not p.is_inference() for p in parameters):
-            return False  # a transform's stand-ins, or tensors that do not count their changes
-        total = sum(
-            math.prod(made.shape) * len(made.pieces[0].rows) for each in self.makeup for made in each.values()
-        )
-        return total * parameters[0].element_size() <= self.keep * 2**20
-
     def _generate(self, body: int, members: tuple[int, ...], alone: bool) -> dict[str, Tensor]:
         makeup = self.makeup[body]
         users: dict[str, list[Piece]] = defaultdict(list)
