@@ -31,7 +31,6 @@ METHODS: dict[str, covey.Method] = {
     "MIMO": covey.MIMO(members=2, repeats=2, rho=0.5),
     "MC-dropout": covey.MCDropout(members=10),
     "Packed": covey.Packed(members=4, alpha=2),
-    "Hypernetwork": covey.Hypernetwork(members=4, linear=True, budget=1.0),
 }
 
 

@@ -85,6 +85,13 @@ def _break(stored: Path, how: str) -> None:
         (stored / "model.pt").write_bytes(b"\x80\x04.")
     elif how == "other method":
         config.write_text(json.dumps({**json.loads(config.read_text()), "method": "batch-ensembel"}))
+    elif how == "lost key":
+        left = {key: value for key, value in json.loads(config.read_text()).items() if key != "bodies"}
+        config.write_text(json.dumps(left))
+    elif how == "elsewhere":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "file": "../secret.safetensors"}))
+    elif how == "no memory format":
+        config.write_text(json.dumps({**json.loads(config.read_text()), "memory_format": "save"}))
     elif how == "other options":
         config.write_text(json.dumps({**json.loads(config.read_text()), "options": {"member": 3}}))
 
@@ -99,6 +106,9 @@ def _break(stored: Path, how: str) -> None:
         ("other version", "format 99 .written by covey 9.0.*reads format 1"),
         ("pickle", "contains model.pt, which looks like a pickle"),
         ("other method", "'batch-ensembel' is not in covey.METHODS.*'batch-ensemble'"),
+        ("lost key", "lacks 'bodies'; it was changed"),
+        ("elsewhere", "the file '../secret.safetensors'; expected .* a file beside it"),
+        ("no memory format", "the memory format 'save'"),
         ("other options", "options stored for 'batch-ensemble' do not fit"),
     ],
 )

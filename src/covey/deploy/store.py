@@ -7,13 +7,9 @@ whole, and one that ends leaves the new one.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -23,12 +19,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from covey.atomic import draft, settle, write_text
 from covey.edit.anatomy import Anatomy, listing
 from covey.ensemble import Ensemble, Method
 from covey.errors import CoveyError, StoreError, suggest
 
 FORMAT = 1
 CONFIG = "config.json"
+_KEYS = (
+    "method", "options", "bodies", "output", "task", "class_dim", "seed", "extra", "runs", "memory_format", "training",
+    "calibration", "file", "sha256",
+)  # fmt: skip
+_MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".ckpt")
 
 
@@ -39,16 +41,12 @@ def save(ensemble: Ensemble, folder: str | Path) -> None:
     tensors = {name: t.detach().contiguous() for name, t in ensemble.state_dict().items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _temporary(folder) as path:
+        with draft(folder) as path:
             save_file(tensors, path)
             digest = _digest(path)
             name = f"tensors-{digest[:16]}.safetensors"
-            _sync(path)
-            os.replace(path, folder / name)
-        with _temporary(folder) as path:
-            path.write_text(json.dumps({**config, "file": name, "sha256": digest}, indent=1) + "\n")
-            _sync(path)
-            os.replace(path, folder / CONFIG)
+            settle(path, folder / name)
+        write_text(folder / CONFIG, json.dumps({**config, "file": name, "sha256": digest}, indent=1) + "\n")
         for old in folder.glob("tensors-*.safetensors"):
             if old.name != name:
                 old.unlink()
@@ -164,6 +162,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{path} has format {found!r} (written by covey {config.get('covey') if found else 'unknown'}); "
             f"this covey reads format {FORMAT}. Load it with the version that wrote it."
         )
+    lacks = [key for key in _KEYS if key not in config]
+    if lacks:
+        raise StoreError(f"{path} lacks {lacks[0]!r}; it was changed after it was written.")
+    if config["memory_format"] not in _MEMORY_FORMATS or Path(config["file"]).name != config["file"]:
+        raise StoreError(
+            f"{path} names the memory format {config['memory_format']!r} and the file {config['file']!r}; expected one "
+            f"of {', '.join(_MEMORY_FORMATS)} and a file beside it."
+        )
     return config
 
 
@@ -249,20 +255,3 @@ def _digest(path: Path) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """A path in the same folder, so that it can be renamed; gone afterwards if it was not."""
-    handle, name = tempfile.mkstemp(prefix=".covey-", dir=folder)
-    os.close(handle)
-    path = Path(name)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)

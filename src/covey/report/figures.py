@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .results import MethodRuns, Results
-from .style import INK, PAPER, SIZE, SOFT, Figure, Look, Looks, blank, finish, slug
+from .style import INK, PAPER, SIZE, SOFT, Figure, Look, Looks, blank, finish, slug, styled
 from .table import COSTS, SCORES, Column
 
 
@@ -191,33 +191,45 @@ def _matrix(name: str, matrix: np.ndarray, top: float) -> Figure:
 
 
 def planes(results: Results, looks: Looks) -> list[Figure]:
-    """Accuracy on the plane through three members, where a method's runs have it."""
+    """Accuracy and loss on the plane through three members, where a method's runs have it."""
     found = {
         m.name: [r.landscape["plane"] for r in m.runs if "plane" in r.landscape] for m in results.methods
     }
-    return [_plane(name, planes[0]) for name, planes in found.items() if planes]
+    return [plane(name, planes[0]) for name, planes in found.items() if planes]
 
 
-def _plane(name: str, plane: dict[str, Any]) -> Figure:
+def plane(name: str, found: dict[str, Any]) -> Figure:
+    """What `covey.evaluate.landscape.plane` found, as two maps with the members' places marked."""
+    with styled():
+        figure, axes = blank((2 * SIZE[0], 2.8))
+        axes.remove()
+        left, right = figure.subplots(1, 2)
+        accuracy, loss = 100 * np.array(found["accuracy"]), np.array(found["loss"])
+        _map(figure, left, found, accuracy, "Accuracy, %", "cividis")
+        # far from the members the loss explodes; what matters happens near the lowest
+        _map(figure, right, found, np.minimum(loss, 5 * np.median(loss)), "NLL", "cividis_r")
+        left.set_title(name, loc="left")
+        alt = (
+            f"Accuracy and loss on the plane through three members of {name}: accuracy {accuracy.min():.1f} to "
+            f"{accuracy.max():.1f} %, negative log-likelihood {loss.min():.3f} to {loss.max():.3f}."
+        )
+        return finish(figure, f"plane-{slug(name)}", f"{name}: plane through three members", alt)
+
+
+def _map(figure: Any, axes: Any, found: dict[str, Any], values: np.ndarray, label: str, colours: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = blank((SIZE[0], 2.8))
-    accuracy = 100 * np.array(plane["accuracy"])
-    levels = np.linspace(accuracy.min(), max(accuracy.max(), accuracy.min() + 1e-3), 13)
-    mesh = axes.contourf(plane["u"], plane["v"], accuracy, levels=levels, cmap="cividis")
-    for k, (x, y) in enumerate(plane["corners"]):
+    levels = np.linspace(values.min(), max(values.max(), values.min() + 1e-3), 13)
+    mesh = axes.contourf(found["u"], found["v"], values, levels=levels, cmap=colours)
+    for k, (x, y) in enumerate(found["corners"]):
         axes.plot(x, y, marker="o", color="#ffffff", mec="#000000", ms=5)
         box = {"boxstyle": "round,pad=0.15", "fc": "#000000", "ec": "none", "alpha": 0.6}
         axes.annotate(str(k), (x, y), xytext=(5, 5), textcoords="offset points", color="#ffffff", bbox=box)
     axes.grid(False)
     axes.set(xlabel="Distance along members 0 and 1", ylabel="Distance towards member 2")
-    bar = figure.colorbar(mesh, ax=axes, label="Accuracy, %", ticks=MaxNLocator(5))
+    bar = figure.colorbar(mesh, ax=axes, label=label, ticks=MaxNLocator(5))
     bar.ax.tick_params(color=SOFT, labelcolor=INK, labelsize=7)
     bar.outline.set_visible(False)
-    axes.set_title(name, loc="left")
-    low, high = float(accuracy.min()), float(accuracy.max())
-    alt = f"Accuracy on the plane through three members of {name}: {low:.1f} to {high:.1f} %."
-    return finish(figure, f"plane-{slug(name)}", f"{name}: plane through three members", alt)
 
 
 def _strange(shares: dict[str, list[float]]) -> list[tuple[str, list[float]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
@@ -85,18 +86,19 @@ def between(first: nn.Module, second: nn.Module, inputs: Tensor, labels: Tensor,
     """Accuracy on the straight line between two members' weights, with norms on the batch's own statistics.
 
     Args:
-        first: a member, `ensemble.member(0)`; it is changed.
-        second: another, of the same shapes; it is changed.
+        first: a member, `ensemble.member(0)`.
+        second: another, of the same shapes.
         inputs: (N, ...), one batch.
         labels: (N,).
         points: how many along the line.
     """
-    for network in (first, second):
+    twins = copy.deepcopy((first, second))
+    for network in twins:
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.track_running_stats = False  # statistics of either end mean nothing in between
                 module.running_mean = module.running_var = module.num_batches_tracked = None
-    line = interpolation(first, second, inputs, labels, points=points)
+    line = interpolation(*twins, inputs, labels, points=points)
     with styled():
         figure, axes = blank()
         axes.plot(line["t"], [100 * a for a in line["accuracy"]], marker="o")
