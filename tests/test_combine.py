@@ -90,6 +90,17 @@ def test_losses_equal_torchs_own_for_each_member() -> None:
     torch.testing.assert_close(member_losses(words, next_words), torch.stack(each))
 
 
+def test_the_binary_loss_takes_each_class_on_its_own() -> None:
+    logits, labels = torch.randn(3, 5, 4), torch.randint(0, 4, (5,))
+    binary = torch.nn.functional.binary_cross_entropy_with_logits
+    shares = 0.9 * torch.nn.functional.one_hot(labels, 4) + 0.1 / 4
+    each = torch.stack([binary(m, shares) for m in logits])
+    torch.testing.assert_close(member_losses(logits, labels, "binary", smoothing=0.1), each)
+    table = torch.rand(5, 4)
+    each = torch.stack([binary(m, table) for m in logits])
+    torch.testing.assert_close(member_losses(logits, table, "binary"), each)
+
+
 def test_regression_losses_equal_scipys() -> None:
     outputs, target = torch.randn(2, 6, 2, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64)
     mean, variance = gaussian(outputs)

@@ -10,7 +10,7 @@ from torch import Tensor
 from covey.combine import gaussian
 from covey.errors import OptionError
 
-Kind = Literal["cross-entropy", "gaussian", "mse"]
+Kind = Literal["cross-entropy", "binary", "gaussian", "mse"]
 
 
 def member_losses(
@@ -23,9 +23,10 @@ def member_losses(
             tell, axis 1 of (B, C, H, W) and more, else the last.
         targets: the same for all members, (B, ...), or each member's own, (M, B, ...). Class numbers, or
             probabilities of the outputs' shape.
-        kind: "cross-entropy" on logits; "gaussian", the negative log-likelihood of means and raw variances
+        kind: "cross-entropy" on logits; "binary", the mean over classes of each class's own binary cross-entropy, as
+            if an image could show several; "gaussian", the negative log-likelihood of means and raw variances
             side by side on the last axis; "mse", the mean squared error.
-        smoothing: label smoothing for cross-entropy.
+        smoothing: label smoothing for cross-entropy, of either kind.
     """
     if kind == "mse":
         return (outputs - _for_members(outputs, targets, outputs.shape[1:])).square().flatten(1).mean(1)
@@ -33,8 +34,8 @@ def member_losses(
         mean, variance = gaussian(outputs)
         goal = _for_members(mean, targets, mean.shape[1:])
         return F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none").flatten(1).mean(1)
-    if kind != "cross-entropy":
-        raise OptionError(f"kind is 'cross-entropy', 'gaussian' or 'mse'; got {kind!r}.")
+    if kind not in ("cross-entropy", "binary"):
+        raise OptionError(f"kind is 'cross-entropy', 'binary', 'gaussian' or 'mse'; got {kind!r}.")
     axis = _class_axis(outputs, targets)
     logits = outputs.movedim(axis, -1)
     if targets.is_floating_point():
@@ -44,7 +45,12 @@ def member_losses(
     else:
         goal = _for_members(logits[..., 0], targets, logits.shape[1:-1]).reshape(-1)
     flat = logits.reshape(-1, logits.shape[-1])
-    each = F.cross_entropy(flat, goal, reduction="none", label_smoothing=smoothing)
+    if kind == "binary":
+        shares = goal if goal.is_floating_point() else F.one_hot(goal, flat.shape[-1]).to(flat.dtype)
+        shares = (1 - smoothing) * shares + smoothing / flat.shape[-1]
+        each = F.binary_cross_entropy_with_logits(flat, shares, reduction="none").mean(-1)
+    else:
+        each = F.cross_entropy(flat, goal, reduction="none", label_smoothing=smoothing)
     return each.view(len(outputs), -1).mean(1)
 
 

@@ -3,12 +3,15 @@
 import csv
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from covey.cli.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -135,3 +138,8 @@ def test_mistakes_are_one_line_and_code_two(place):
     assert "there is no method 'batchensemble'; the nearest names are 'batch-ensemble'" in err
     _, err = covey("-v", "train", "batchensemble", folder=place, code=2)
     assert "Traceback" in err
+
+
+def test_freed_memory_is_kept_on_linux_with_glibc():
+    known = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc"
+    assert keep_freed_memory() == known

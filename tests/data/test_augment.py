@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from covey.data import Augment, Data, Normalisation, Split, train_batch
-from covey.data.augment import box, crop_and_flip, mix_targets
+from covey.data.augment import box, crop_and_flip, mix_targets, resized_crop
 from covey.errors import OptionError
 
-EVERYTHING = Augment(pad=2, flip=True, operations=2, cutout=5, mixup=0.4, cutmix=0.7)
+EVERYTHING = Augment(area=0.3, pad=2, flip=True, operations=2, cutout=5, mixup=0.4, cutmix=0.7)
 
 
 def pictures(n=40, channels=3, size=(12, 14), classes=4):
@@ -28,6 +28,7 @@ def pictures(n=40, channels=3, size=(12, 14), classes=4):
     [
         Augment(),
         Augment(pad=2, flip=True),
+        Augment(area=0.08),
         Augment(operations=3),
         Augment(cutout=4),
         Augment(mixup=0.3),
@@ -103,6 +104,26 @@ def test_offsets_and_flips_are_even():
     assert float((flipped[:, 0, 1, 0] > 0).double().mean()) == pytest.approx(0.5, abs=0.02)
 
 
+def test_a_resized_crop_is_a_part_of_the_image_at_full_size():
+    ramp = torch.arange(20.0).expand(2, 16, 20)  # every pixel is its column
+    images = torch.stack((ramp, 3 * torch.arange(16.0)[:, None].expand_as(ramp)))
+    whole = torch.tensor([[1.0, 0.5, 0.3, 0.9]] * 2, dtype=torch.float64)  # all of the area, square
+    torch.testing.assert_close(resized_crop(images, whole, 0.08), images)
+    u = torch.tensor([[0.3, 0.2, 0.7, 0.4]] * 2, dtype=torch.float64)
+    cut = resized_crop(images, u, 0.1)
+    area, aspect = 0.1 + 0.9 * 0.3, (4 / 3) ** (2 * 0.2 - 1)
+    width, height = (area * aspect) ** 0.5, (area / aspect) ** 0.5
+    columns = (torch.arange(20.0) + 0.5) * width + (1 - width) * 0.7 * 20 - 0.5
+    rows = (torch.arange(16.0) + 0.5) * height + (1 - height) * 0.4 * 16 - 0.5
+    torch.testing.assert_close(cut[0], columns.expand(2, 16, 20), rtol=0, atol=1e-4)
+    torch.testing.assert_close(cut[1], 3 * rows[:, None].expand(2, 16, 20), rtol=0, atol=1e-4)
+    bytes_ = resized_crop(images.to(torch.uint8), u, 0.1)
+    assert bytes_.dtype == torch.uint8
+    assert (bytes_.float() - cut).abs().max() <= 0.5 + 1e-4
+    wide = torch.tensor([[1.0, 1.0, 0.5, 0.5]], dtype=torch.float64)  # wider than the image: cut to its width
+    torch.testing.assert_close(resized_crop(images[:1], wide, 0.08)[0, 0, 0], torch.arange(20.0))
+
+
 def test_cutout_sets_a_square_to_the_mean():
     data = pictures(500, channels=1, size=(12, 12))
     data.train.inputs[:] = 255
@@ -174,6 +195,7 @@ def test_text_is_not_mixed():
     ("bad", "words"),
     [
         ({"pad": -1}, "pad must not be negative"),
+        ({"area": 1.5}, "area is a share from 0 to 1"),
         ({"magnitude": 11}, "from 0 to 10"),
         ({"switch": 2}, "from 0 to 1"),
     ],

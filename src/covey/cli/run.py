@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.atomic import write_text
+from covey.cli.memory import keep_freed_memory
 from covey.cli.settings import Settings
 from covey.data import Data
 from covey.deploy.store import load
@@ -22,6 +23,7 @@ SETTINGS = "settings.json"
 
 def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
     """Train, and write settings, history, checkpoints and the ensemble to the folder."""
+    keep_freed_memory()
     data = settings.dataset.load()
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)

@@ -7,6 +7,7 @@ the whole training set, not from its batch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from covey.errors import OptionError
 Keys = tuple[int | Tensor, ...]
 
 # A purpose's own number, so that no two draws of one sample are the same bits.
-_CROP, _FLIP, _CUTOUT, _RAND, _PARTNER, _MIX, _BOX = range(10, 17)
+_CROP, _FLIP, _CUTOUT, _RAND, _PARTNER, _MIX, _BOX, _AREA = range(10, 18)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Augment:
     """What happens to a training batch, in this order; the defaults do nothing.
 
     Args:
+        area: least share of the image's area that is cut out at random and brought to full size, with an aspect from
+            3/4 to 4/3 (ImageNet: 0.08); 0 for none.
         pad: pixels of zeros around the image before a crop of the old size is taken from it (CIFAR: 4).
         flip: mirror half of the images.
         operations: RandAugment's operations on each image (n), each done with probability 1/2.
@@ -40,6 +43,7 @@ class Augment:
         switch: share of samples that get cutmix where both are on.
     """
 
+    area: float = 0.0
     pad: int = 0
     flip: bool = False
     operations: int = 0
@@ -54,6 +58,8 @@ class Augment:
         for name in ("pad", "operations", "cutout", "mixup", "cutmix", "spread"):
             if getattr(self, name) < 0:
                 raise OptionError(f"augment.{name} must not be negative; got {getattr(self, name)}")
+        if not 0 <= self.area <= 1:
+            raise OptionError(f"augment.area is a share from 0 to 1; got {self.area}")
         if not 0 <= self.magnitude <= 10:
             raise OptionError(f"augment.magnitude is a number from 0 to 10; got {self.magnitude}")
         if not 0 <= self.switch <= 1:
@@ -62,7 +68,7 @@ class Augment:
     @property
     def needs_images(self) -> bool:
         """Whether anything but mixup is asked for."""
-        return bool(self.pad or self.flip or self.operations or self.cutout or self.cutmix)
+        return bool(self.area or self.pad or self.flip or self.operations or self.cutout or self.cutmix)
 
 
 def train_batch(
@@ -85,7 +91,7 @@ def train_batch(
     """
     if augment.needs_images and len(data.shape) != 3:
         raise OptionError(
-            f"pad, flip, operations, cutout and cutmix need images; these inputs have shape {data.shape}. "
+            f"area, pad, flip, operations, cutout and cutmix need images; these inputs have shape {data.shape}. "
             "Switch them off, or use mixup alone"
         )
     flat = indices.reshape(-1)
@@ -102,6 +108,8 @@ def train_batch(
 def _augmented(data: Data, indices: Tensor, augment: Augment, keys: Keys) -> tuple[Tensor, Tensor]:
     """Samples (B,) after everything that concerns one image at a time."""
     inputs, targets = data.train.inputs[indices], data.train.targets[indices]
+    if augment.area:
+        inputs = resized_crop(inputs, keyed.uniform(indices, (*keys, _AREA), 4), augment.area)
     if augment.pad or augment.flip:
         offsets = _whole(keyed.uniform(indices, (*keys, _CROP), 2), 2 * augment.pad + 1)
         mirror = (keyed.uniform(indices, (*keys, _FLIP))[:, 0] < 0.5) & augment.flip
@@ -117,6 +125,26 @@ def _augmented(data: Data, indices: Tensor, augment: Augment, keys: Keys) -> tup
         inside = box(inputs.shape[-2:], u * u.new_tensor([height, width]), u.new_tensor(augment.cutout))
         inputs = inputs.masked_fill(inside, 0.0)
     return inputs, targets.long() if data.task == "language" else targets
+
+
+def resized_crop(images: Tensor, u: Tensor, least: float) -> Tensor:
+    """Parts of the images brought to full size, by bilinear interpolation.
+
+    Args:
+        images: (B, C, H, W).
+        u: uniform numbers, (B, 4): area, aspect, row and column of the part.
+        least: smallest share of the area; sides that would be longer than the image's are cut to it.
+    """
+    area = least + (1 - least) * u[:, 0]
+    aspect = torch.exp((2 * u[:, 1] - 1) * math.log(4 / 3))
+    sides = torch.stack((torch.sqrt(area * aspect), torch.sqrt(area / aspect)), 1).clamp_max(
+        1.0
+    )  # width, height
+    centres = (1 - sides) * (2 * u[:, 2:] - 1)  # in the interpolation's coordinates, from -1 to 1
+    where = torch.cat((torch.diag_embed(sides), centres[:, :, None]), 2)
+    grid = F.affine_grid(where, list(images.shape), align_corners=False)
+    cut = F.grid_sample(images.float(), grid.float(), padding_mode="border", align_corners=False)
+    return cut.to(images.dtype) if images.is_floating_point() else cut.round().to(images.dtype)
 
 
 def crop_and_flip(images: Tensor, pad: int, offsets: Tensor, mirror: Tensor) -> Tensor:

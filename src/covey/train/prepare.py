@@ -168,10 +168,10 @@ def _phases(method: Any, recipe: Recipe, data: Data) -> list[Phase]:
 def _loss(network: nn.Module, data: Data, recipe: Recipe) -> str:
     """The loss that is meant by the recipe for these data and this network."""
     if data.task != "regression":
-        if recipe.loss not in ("auto", "cross-entropy"):
+        if recipe.loss not in ("auto", "cross-entropy", "binary"):
             raise OptionError(f"loss={recipe.loss!r} is for numbers; the data are for {data.task}.")
-        return "cross-entropy"
-    if recipe.loss == "cross-entropy" or recipe.smoothing:
+        return "binary" if recipe.loss == "binary" else "cross-entropy"
+    if recipe.loss in ("cross-entropy", "binary") or recipe.smoothing:
         raise OptionError("cross-entropy and label smoothing are for classes; the data are for regression.")
     if recipe.loss != "auto":
         return recipe.loss

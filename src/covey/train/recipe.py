@@ -29,7 +29,8 @@ class Recipe:
         decay: weight decay.
         decay_vectors: whether norms and biases decay too.
         schedule: of the learning rate.
-        loss: "auto" follows the data: "cross-entropy" for classes and text, "gaussian" or "mse" for numbers.
+        loss: "auto" follows the data: "cross-entropy" for classes and text, "gaussian" or "mse" for numbers. "binary"
+            is for classes too: each on its own, as if an image could show several.
         smoothing: label smoothing of the cross-entropy.
         clip: largest norm of the gradient; None does not clip.
         augment: what happens to training images.
@@ -56,7 +57,7 @@ class Recipe:
     decay: float = 5e-4
     decay_vectors: bool = True
     schedule: Schedule = field(default_factory=lambda: Schedule(kind="cosine"))
-    loss: Literal["auto", "cross-entropy", "gaussian", "mse"] = "auto"
+    loss: Literal["auto", "cross-entropy", "binary", "gaussian", "mse"] = "auto"
     smoothing: float = 0.0
     clip: float | None = None
     augment: Augment = field(default_factory=Augment)
@@ -74,7 +75,7 @@ class Recipe:
         choices = {
             "plan": ("same", "split", "independent"),
             "optimizer": ("sgd", "adam", "adamw", "lamb"),
-            "loss": ("auto", "cross-entropy", "gaussian", "mse"),
+            "loss": ("auto", "cross-entropy", "binary", "gaussian", "mse"),
             "keep": ("last", "best"),
             "choose": (None, "accuracy", "nll", "rmse"),
             "run": ("auto", "loop", "batched"),
