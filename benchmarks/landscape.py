@@ -43,7 +43,8 @@ def main() -> None:
 
     hyper = train(covey.Hypernetwork(members=3, budget=None))
     three = [hyper.member(k) for k in range(3)]
-    found = plane(three, x, y, points=options.points, embeddings=embeddings(hyper))
+    vectors = embeddings(hyper)
+    found = plane(three, x, y, points=options.points, embeddings=vectors, batch_statistics=True)
     drawn = {"hypernetwork-plane": figures.plane("Hypernetwork", found)}
     pair = train(covey.SuperWeights(members=2, budget=1.5))
     drawn["superweights-between"] = members.between(pair.member(0), pair.member(1), x, y)

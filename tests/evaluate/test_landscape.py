@@ -94,3 +94,21 @@ def test_bad_input() -> None:
         interpolation(net, net, x, y, points=1)
     with pytest.raises(EvaluationError, match="draws: expected 1 or more"):
         flatness(net, x, y, draws=0)
+
+
+def test_variances_below_zero_are_no_silent_number() -> None:
+    torch.manual_seed(0)
+    networks = [nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)) for _ in range(3)]
+    for k, network in enumerate(networks):
+        network[1].running_var.fill_(10.0**k)
+    x, y = torch.randn(20, 2), torch.arange(20) % 2
+    with pytest.raises(EvaluationError, match="batch_statistics=True"):
+        plane(networks, x, y, margin=2.0)
+    found = plane(networks, x, y, points=3, margin=0.0, batch_statistics=True)
+    networks[0].train()
+    with torch.no_grad():
+        own = F.cross_entropy(networks[0](x).double(), y).item()
+    assert found["loss"][0][0] == pytest.approx(own, rel=1e-6)  # the first network lies at (0, 0)
+    assert all(
+        torch.equal(n[1].running_var, torch.full((3,), 10.0**k)) for k, n in enumerate(networks[1:], 1)
+    )

@@ -2,11 +2,14 @@
 
 All functions take plain networks (an ensemble's members: `ensemble.member(k)`), leave them as they are, and
 evaluate loss (mean cross-entropy) and accuracy on inputs (N, ...) and labels (N,) in eval mode.
-Floating-point buffers such as BatchNorm statistics are combined in the same way as the weights.
+Floating-point buffers such as BatchNorm statistics are combined in the same way as the weights, or, with
+`batch_statistics`, norms use those of the inputs, as in train mode; statistics of the ends mean little in between.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -55,7 +58,13 @@ def flatness(
 
 
 def interpolation(
-    first: nn.Module, second: nn.Module, inputs: Tensor, labels: Tensor, *, points: int = 11
+    first: nn.Module,
+    second: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    points: int = 11,
+    batch_statistics: bool = False,
 ) -> dict[str, list[float]]:
     """Loss and accuracy of (1 - t) first + t second for t from 0 to 1.
 
@@ -65,6 +74,8 @@ def interpolation(
     """
     if points < 2:
         raise EvaluationError(f"points: expected 2 or more, got {points}")
+    if batch_statistics:
+        first, second = _without_statistics((first, second))
     ends = [_tensors(first), _tensors(second)]
     steps = [i / (points - 1) for i in range(points)]
     scored = [_loss(first, _combine(ends, (1 - t, t)), inputs, labels) for t in steps]
@@ -82,6 +93,7 @@ def plane(
     points: int = 15,
     margin: float = 0.3,
     embeddings: Tensor | None = None,
+    batch_statistics: bool = False,
 ) -> dict[str, list]:
     """Loss and accuracy on the plane through three networks.
 
@@ -93,6 +105,8 @@ def plane(
     """
     if len(networks) != 3:
         raise EvaluationError(f"plane: expected three networks, got {len(networks)}")
+    if batch_statistics:
+        networks = _without_statistics(networks)
     ends = [_tensors(network) for network in networks]
     if embeddings is None:
         names = [name for name, _ in networks[0].named_parameters()]
@@ -109,6 +123,11 @@ def plane(
         for x in u:
             weights = torch.linalg.solve(system, torch.stack((x, y, torch.ones_like(x))))
             row.append(_loss(networks[0], _combine(ends, weights.tolist()), inputs, labels))
+        if not all(math.isfinite(loss) for loss, _ in row):
+            raise EvaluationError(
+                "plane: the loss is no number somewhere on the plane, as where variances of norms, continued beyond "
+                "the networks, fall below 0; set batch_statistics=True, or a smaller margin"
+            )
         rows.append(row)
     return {
         "corners": corners.tolist(),
@@ -117,6 +136,17 @@ def plane(
         "loss": [[loss for loss, _ in row] for row in rows],
         "accuracy": [[accuracy for _, accuracy in row] for row in rows],
     }
+
+
+def _without_statistics(networks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Copies whose BatchNorms use the statistics of what they are given."""
+    copies = [copy.deepcopy(network) for network in networks]
+    for network in copies:
+        for module in network.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.track_running_stats = False
+                module.running_mean = module.running_var = module.num_batches_tracked = None
+    return copies
 
 
 def _corners(points: Tensor) -> Tensor:

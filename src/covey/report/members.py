@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
@@ -92,13 +91,7 @@ def between(first: nn.Module, second: nn.Module, inputs: Tensor, labels: Tensor,
         labels: (N,).
         points: how many along the line.
     """
-    twins = copy.deepcopy((first, second))
-    for network in twins:
-        for module in network.modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase):
-                module.track_running_stats = False  # statistics of either end mean nothing in between
-                module.running_mean = module.running_var = module.num_batches_tracked = None
-    line = interpolation(*twins, inputs, labels, points=points)
+    line = interpolation(first, second, inputs, labels, points=points, batch_statistics=True)
     with styled():
         figure, axes = blank()
         axes.plot(line["t"], [100 * a for a in line["accuracy"]], marker="o")
