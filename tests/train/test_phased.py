@@ -10,9 +10,8 @@ from safetensors.torch import save_file
 import covey
 from covey import Economical, LatePhase, Recipe, zoo
 from covey.cli import recipes
-from covey.cli.compare import plan
+from covey.cli.compare import from_recipe, plan
 from covey.cli.main import main
-from covey.cli.reproduce import prepare
 from covey.cli.settings import KINDS
 from covey.errors import OptionError, StoreError
 from covey.train.phased import PHASED
@@ -77,8 +76,8 @@ def test_recipes_plan_runs_that_can_begin(name, scale):
     file = recipes.read(name)
     if "command" in file.about:
         return
-    flags, base, small = prepare(file, scale)
-    tasks = plan(base, flags, small)
+    flags, base = from_recipe(file, scale)
+    tasks = plan(base, flags)
     assert tasks
     for task in tasks:
         way = task.settings.way
