@@ -143,6 +143,16 @@ def test_all_combinations():
     }
 
 
+def test_splits_of_the_data_are_repetitions():
+    own = CompareFlags(methods=("single", "packed"), seeds=(3,), vary=("split=0,5",))
+    tasks = plan(Settings(), own)
+    assert [(t.label, t.repeat, t.settings.dataset.split) for t in tasks] == [
+        ("single", 0, 0), ("single", 1, 5), ("packed", 0, 0), ("packed", 1, 5),
+    ]  # fmt: skip
+    assert len({t.folder for t in tasks}) == 4
+    assert [t.repeat for t in plan(Settings(), CompareFlags(methods=("single",), seeds=(3, 7)))] == [3, 7]
+
+
 def test_a_method_can_have_settings_of_its_own():
     own = CompareFlags(methods=("packed:alpha=3", "single:network=wrn-10-2,lr=0.2"))
     packed, single = (task.settings for task in plan(Settings(), own))

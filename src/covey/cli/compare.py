@@ -26,7 +26,8 @@ class CompareFlags:
         methods: names, with options or other settings of their runs if need be: packed:alpha=2,members=4 or
             single:network=wrn-28-10.
         seeds: one run of each method for each.
-        vary: further settings to go through, such as lr=0.1,0.01.
+        vary: further settings to go through, such as lr=0.1,0.01. Values of split and data-seed count as repetitions of
+            the same thing, as seeds do.
         folder: where to write the runs and the report.
         jobs: runs at the same time, each in a process of its own.
         ray: run on Ray: the cluster at $RAY_ADDRESS if that is set, else a local one (needs covey[ray]).
@@ -49,13 +50,17 @@ class CompareFlags:
     flatness: int = 0
 
 
+REPEATS = ("split", "data_seed")  # settings that make another run of the same thing, as another seed does
+
+
 @dataclass(frozen=True)
 class Task:
-    """One run of many: its name in the report, its settings, its folder."""
+    """One run of many: its name in the report, its settings, its folder, and which repetition it is."""
 
     label: str
     settings: Settings
     folder: Path
+    repeat: int
 
 
 def compare(args: Sequence[str]) -> int:
@@ -88,7 +93,7 @@ def plan(base: Settings, own: CompareFlags) -> list[Task]:
     """Every combination of method, setting and seed."""
     if not own.methods or not own.seeds:
         raise UsageError("covey compare needs at least one method and one seed.")
-    tasks = []
+    tasks: list[Task] = []
     for spec, varied, seed in itertools.product(own.methods, _variations(own.vary), own.seeds):
         name, _, text = spec.partition(":")
         kind_of(name)
@@ -96,8 +101,12 @@ def plan(base: Settings, own: CompareFlags) -> list[Task]:
         start = base.options if name == base.method else kind_of(name)()
         settings = _apply(replace(base, method=name, options=start), {**given, **varied})
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
-        label = " ".join([spec.replace(":", " ").replace(",", " "), *(f"{k}={v}" for k, v in varied.items())])
-        tasks.append(Task(label, settings, Path(own.folder) / f"{_file_name(label)}-{seed}"))
+        words = [spec.replace(":", " ").replace(",", " ")]
+        file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
+        label = " ".join([*words, *(f"{k}={v}" for k, v in varied.items() if k not in REPEATS)])
+        before = sum(task.label == label for task in tasks)
+        repeat = before if any(name in REPEATS for name in varied) else seed
+        tasks.append(Task(label, settings, Path(own.folder) / f"{file}-{seed}", repeat))
     names = [str(task.folder) for task in tasks]
     if len(set(names)) < len(names):
         raise UsageError("two of the runs are the same: a method, a setting or a seed stands there twice.")
@@ -122,10 +131,9 @@ def execute(
     }
     way = ways["ray" if ray else "jobs" if jobs > 1 else "alone"]
     for done, (task, error) in enumerate(way(tasks), 1):
-        print(
-            f"[{done}/{len(tasks)}] {task.label} seed {task.settings.recipe.seed}: {error or 'done'}",
-            flush=True,
-        )
+        seed = task.settings.recipe.seed
+        which = f"seed {seed}" if task.repeat == seed else f"repetition {task.repeat}"
+        print(f"[{done}/{len(tasks)}] {task.label} {which}: {error or 'done'}", flush=True)
         if error:
             failed.append(task)
     finished = [task for task in tasks if task not in failed]
@@ -161,7 +169,7 @@ def report(tasks: Sequence[Task], folder: Path, baseline: str | None, flatness: 
     runs = [
         Run(
             method=task.label,
-            seed=task.settings.recipe.seed,
+            seed=task.repeat,
             evaluation=Evaluation.load(task.folder),
             cost=Cost(**json.loads((task.folder / "cost.json").read_text())),
             history=[json.loads(line) for line in (task.folder / "history.jsonl").read_text().splitlines()],
