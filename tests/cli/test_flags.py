@@ -143,6 +143,15 @@ def test_all_combinations():
     }
 
 
+def test_a_name_that_method_and_recipe_share():
+    def rates(*vary):
+        (task,) = plan(Settings(), CompareFlags(methods=("batch-ensemble:lr=0.5",), vary=vary))
+        return task.settings.options.lr, task.settings.recipe.lr
+
+    plain = Settings().recipe.lr
+    assert (rates(), rates("lr=0.7"), rates("options-lr=0.7")) == ((0.5, plain), (0.5, 0.7), (0.7, plain))
+
+
 def test_splits_of_the_data_are_repetitions():
     own = CompareFlags(methods=("single", "packed"), seeds=(3,), vary=("split=0,5",))
     tasks = plan(Settings(), own)

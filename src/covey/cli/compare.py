@@ -26,7 +26,7 @@ class CompareFlags:
         methods: names, with options or other settings of their runs if need be: packed:alpha=2,members=4 or
             single:network=wrn-28-10.
         seeds: one run of each method for each.
-        vary: further settings to go through, such as lr=0.1,0.01. Values of split and data-seed count as repetitions of
+        vary: further settings to go through, such as lr=0.1,0.01 (options-lr for one of the method's own). Values of split and data-seed count as repetitions of
             the same thing, as seeds do.
         folder: where to write the runs and the report.
         jobs: runs at the same time, each in a process of its own.
@@ -50,6 +50,9 @@ class CompareFlags:
     flatness: int = 0
 
 
+# whose setting a name means: packed:alpha=2 is the method's, --vary lr=0.1,0.2 the recipe's even if the method has one
+OWN_FIRST = ("options", "recipe", "dataset", "network")
+OWN_LAST = ("recipe", "dataset", "network", "options")
 REPEATS = ("split", "data_seed")  # settings that make another run of the same thing, as another seed does
 
 
@@ -99,7 +102,8 @@ def plan(base: Settings, own: CompareFlags) -> list[Task]:
         kind_of(name)
         given = parse_options(_split(text)) if text else {}
         start = base.options if name == base.method else kind_of(name)()
-        settings = _apply(replace(base, method=name, options=start), {**given, **varied})
+        settings = _apply(replace(base, method=name, options=start), given, OWN_FIRST)
+        settings = _apply(settings, varied, OWN_LAST)
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
         words = [spec.replace(":", " ").replace(",", " ")]
         file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
@@ -236,12 +240,13 @@ def _variations(given: Sequence[str]) -> list[dict[str, Any]]:
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
-def _apply(settings: Settings, varied: Mapping[str, Any]) -> Settings:
-    """Settings with some values changed, of the method, the recipe, the data or the network, whoever has them."""
-    for name, value in varied.items():
-        for part in ("options", "recipe", "dataset", "network"):
+def _apply(settings: Settings, given: Mapping[str, Any], order: Sequence[str]) -> Settings:
+    """Settings with some values changed, each in the first part that has it; options_NAME is the method's for sure."""
+    for name, value in given.items():
+        own = name.removeprefix("options_")
+        for part in ("options",) if own != name else order:
             present = getattr(settings, part)
-            head, _, leaf = name.partition(".")
+            head, _, leaf = own.partition(".")
             if hasattr(present, head):
                 settings = replace(
                     settings, **{part: fill(present, {head: {leaf: value} if leaf else value}, part)}
