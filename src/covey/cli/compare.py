@@ -26,8 +26,8 @@ class CompareFlags:
         methods: names, with options or other settings of their runs if need be: packed:alpha=2,members=4 or
             single:network=wrn-28-10.
         seeds: one run of each method for each.
-        vary: further settings to go through, such as lr=0.1,0.01 (options-lr for one of the method's own). Values of split and data-seed count as repetitions of
-            the same thing, as seeds do.
+        vary: further settings to go through, such as lr=0.1,0.01 (options-lr for one of the method's own). Values of
+            split and data-seed count as repetitions of the same thing, as seeds do.
         folder: where to write the runs and the report.
         jobs: runs at the same time, each in a process of its own.
         ray: run on Ray: the cluster at $RAY_ADDRESS if that is set, else a local one (needs covey[ray]).
