@@ -102,36 +102,14 @@ def test_the_convnet_row_of_table_3_is_the_papers():
 
 def test_train_late_phase_from_the_command_line(tmp_path, capsys):
     folder = tmp_path / "run"
-    words = [
-        "train",
-        "late-phase",
-        "--network",
-        "convnet",
-        "--data",
-        "digits",
-        "--members",
-        "3",
-        "--epochs",
-        "2",
-    ]
-    assert main([*words, "--folder", str(folder), "--start", "1"]) == 0
+    words = ["train", "late-phase", "--network", "convnet", "--data", "digits", "--members", "3"]
+    assert main([*words, "--epochs", "2", "--folder", str(folder), "--start", "1"]) == 0
     size = sum(p.numel() for p in zoo.create("convnet", classes=10, channels=1, image_size=8).parameters())
     assert f"1 members, {size:,} parameters" in capsys.readouterr().out
     rows = (folder / "history.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["phase", "0", "1"]
-    again = [
-        "train",
-        "late-phase",
-        "--network",
-        "convnet",
-        "--data",
-        "digits",
-        "--members",
-        "3",
-        "--epochs",
-        "1",
-    ]
-    assert main([*again, "--start", "0", "--weights", str(folder), "--folder", str(tmp_path / "more")]) == 0
+    words += ["--epochs", "1", "--start", "0", "--weights", str(folder)]
+    assert main([*words, "--folder", str(tmp_path / "more")]) == 0
 
 
 def test_weights_from_a_file(tmp_path, capsys):
