@@ -28,7 +28,9 @@ SMALL = [
 
 
 def covey(*words, folder, code=0):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    # Ray's workers wait for all other processes of a busy machine if they are left as nice as they are
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "RAY_worker_niceness": "0"}
+    environment = os.environ | own
     command = [sys.executable, "-m", "covey.cli", *map(str, words)]
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=170, check=False
@@ -59,10 +61,16 @@ def test_train_writes_the_full_settings(place):
 
 
 def test_evaluate(place):
-    out, _ = covey("evaluate", "run", "--json", "--limit", 100, folder=place)
+    out, _ = covey("evaluate", "run", "--json", "--limit", 100, "--no-report", folder=place)
     scores = json.loads(out)
     assert 0.5 < scores["ensemble"]["accuracy"] <= 1
     assert (place / "run" / "evaluation.json").exists()
+    assert not (place / "run" / "report.html").exists()
+    out, _ = covey("evaluate", "run", folder=place)
+    assert f"report: {Path('run') / 'report.html'}" in out
+    page = (place / "run" / "report.html").read_text()
+    assert "batch-ensemble on digits" in page
+    assert (place / "run" / "report.md").exists()
 
 
 def test_predict(place):

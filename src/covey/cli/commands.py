@@ -114,6 +114,7 @@ class EvaluateFlags:
         corruptions: corrupt the first so many test images in 75 ways and score those too.
         ood: further known sets to test out-of-distribution detection on.
         json: print all scores as JSON.
+        report: measure the cost too, and write report.html and its Markdown twin into the folder.
     """
 
     folder: Positional[str]
@@ -121,20 +122,31 @@ class EvaluateFlags:
     corruptions: int = 0
     ood: tuple[str, ...] = ()
     json: bool = False
+    report: bool = True
 
 
 def evaluate(args: Sequence[str]) -> int:
-    """Score a trained run: covey evaluate FOLDER"""
-    own = parse_one("covey evaluate", EvaluateFlags, args, about="Score a trained run on its test data.")
+    """Score a trained run and write its report: covey evaluate FOLDER"""
+    own = parse_one(
+        "covey evaluate",
+        EvaluateFlags,
+        args,
+        about="Score a trained run on its test data, and write a report.",
+    )
     folder = Path(own.folder)
     settings = run.settings_of(run.read_settings(folder))
     dataset = settings.dataset if not own.ood else fill(settings.dataset, {"ood": list(own.ood)}, "dataset")
-    scores = run.score(
-        folder, run.read_ensemble(folder), dataset.load(), limit=own.limit, corruptions=own.corruptions
-    )
-    print(json.dumps(scores.scores, indent=1) if own.json else run.headline(scores))
-    for note in () if own.json else scores.notes:
-        print(f"  note: {note}")
+    ensemble, data = run.read_ensemble(folder), dataset.load()
+    scores = run.score(folder, ensemble, data, limit=own.limit, corruptions=own.corruptions)
+    told = [run.headline(scores), *(f"  note: {note}" for note in scores.notes)]
+    if own.report:
+        from covey.report import write
+
+        run.measure_cost(folder, ensemble, data)
+        title = f"{settings.method} on {settings.dataset.data}"
+        page = write([run.result(folder, settings.method, settings.recipe.seed)], folder, title=title)
+        told.append(f"report: {page}")
+    print(json.dumps(scores.scores, indent=1) if own.json else "\n".join(told))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -148,18 +147,13 @@ def execute(
 
 def one(settings: Mapping[str, Any], folder: str) -> str | None:
     """One run in whatever process; returns what went wrong, or None. A run that is done is not done again."""
-    from covey.evaluate import measure
-
     place, wanted = Path(folder), Settings.from_dict(settings)
     try:
-        if (place / "cost.json").exists() and run.settings_of(run.read_settings(place)) == wanted:
+        if (place / run.COST).exists() and run.settings_of(run.read_settings(place)) == wanted:
             return None
         history, data = run.train(wanted, place, resume=True)
         run.score(place, history.ensemble, data)
-        example = data.prepare(data.test.inputs[:32])
-        seconds = run.read_settings(place)["seconds"]
-        cost = measure(history.ensemble, example, repeats=5, warmup=1, training_seconds=seconds)
-        (place / "cost.json").write_text(json.dumps(cost.to_dict()), encoding="utf-8")
+        run.measure_cost(place, history.ensemble, data)
     except (CoveyError, OSError) as error:
         return " ".join(str(error).split())
     return None
@@ -167,21 +161,14 @@ def one(settings: Mapping[str, Any], folder: str) -> str | None:
 
 def report(tasks: Sequence[Task], folder: Path, baseline: str | None, flatness: int = 0) -> Path:
     """One page about all runs."""
-    from covey.evaluate import Cost, Evaluation
-    from covey.report import Run, write
+    from covey.report import write
 
-    runs = [
-        Run(
-            method=task.label,
-            seed=task.repeat,
-            evaluation=Evaluation.load(task.folder),
-            cost=Cost(**json.loads((task.folder / "cost.json").read_text())),
-            history=[json.loads(line) for line in (task.folder / "history.jsonl").read_text().splitlines()],
-            settings=run.read_settings(task.folder),
-            landscape={"flatness": _flatness(task, flatness)} if flatness else {},
-        )
-        for task in tasks
-    ]
+    runs = [run.result(task.folder, task.label, task.repeat) for task in tasks]
+    if flatness:
+        runs = [
+            replace(each, landscape={"flatness": _flatness(task, flatness)})
+            for each, task in zip(runs, tasks, strict=True)
+        ]
     return write(runs, folder, baseline=baseline)
 
 

@@ -15,10 +15,11 @@ from covey.data import Data
 from covey.deploy.store import load
 from covey.ensemble import Ensemble
 from covey.errors import StoreError
-from covey.evaluate import Evaluation, evaluate
+from covey.evaluate import Cost, Evaluation, evaluate, measure
+from covey.report import Run
 from covey.train import History, fit
 
-SETTINGS = "settings.json"
+SETTINGS, COST = "settings.json", "cost.json"
 
 
 def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
@@ -61,6 +62,27 @@ def score(
 ) -> Evaluation:
     """Evaluate on the test data, and write scores and outputs to the folder."""
     return evaluate(ensemble, data, limit=limit, corruptions=corruptions, folder=folder)
+
+
+def measure_cost(folder: Path, ensemble: Ensemble, data: Data) -> None:
+    """Measure what the ensemble costs here, and write it to the folder."""
+    example = data.prepare(data.test.inputs[:32])
+    seconds = read_settings(folder)["seconds"]
+    cost = measure(ensemble, example, repeats=5, warmup=1, training_seconds=seconds)
+    write_text(folder / COST, json.dumps(cost.to_dict()))
+
+
+def result(folder: Path, label: str, repeat: int) -> Run:
+    """A trained, scored and measured run as the report takes it."""
+    rows = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    return Run(
+        method=label,
+        seed=repeat,
+        evaluation=Evaluation.load(folder),
+        cost=Cost(**json.loads((folder / COST).read_text(encoding="utf-8"))),
+        history=[json.loads(row) for row in rows],
+        settings=read_settings(folder),
+    )
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

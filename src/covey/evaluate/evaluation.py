@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covey.atomic import write_text
 from covey.combine import Prediction, Regression
 from covey.errors import EvaluationError
 
@@ -101,7 +102,7 @@ class Evaluation:
         if self.record is not None:
             self.record.save(folder / OUTPUTS_FILE, half=half)
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        (folder / SCORES_FILE).write_text(text, encoding="utf-8")
+        write_text(folder / SCORES_FILE, text)
 
     @staticmethod
     def load(folder: str | Path, *, outputs: bool = True) -> Evaluation:
