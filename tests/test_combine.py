@@ -113,5 +113,5 @@ def test_regression_losses_equal_scipys() -> None:
 def test_targets_of_the_wrong_shape_are_refused() -> None:
     with pytest.raises(OptionError, match=r"shape \(4,\); for outputs of 3 members they should be \(5,\)"):
         covey.loss(torch.randn(3, 5, 2), torch.zeros(4, dtype=torch.long))
-    with pytest.raises(OptionError, match="'cross-entropy', 'gaussian' or 'mse'; got 'x'"):
+    with pytest.raises(OptionError, match="'cross-entropy', 'binary', 'gaussian' or 'mse'; got 'x'"):
         covey.loss(torch.randn(3, 5, 2), torch.zeros(5, dtype=torch.long), kind="x")

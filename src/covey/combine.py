@@ -18,7 +18,7 @@ from torch import Tensor
 from covey.errors import OptionError
 
 if TYPE_CHECKING:
-    from covey.evaluate.calibration import Conformal
+    from covey.evaluate.calibration import Conformal, Temperature
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,42 @@ class Regression:
     def std(self) -> Tensor:
         """Standard deviation of the mixture, (B, ...)."""
         return self.variance.sqrt()
+
+
+def answer(
+    outputs: Tensor,
+    task: str,
+    class_dim: int | None = None,
+    temperature: Temperature | None = None,
+    conformal: Conformal | None = None,
+) -> Prediction | Regression:
+    """Members' outputs, (M, B, ...), as one answer.
+
+    Args:
+        outputs: what the members gave.
+        task: "classification", "regression" (points), or "gaussian" (means and raw variances side by side).
+        class_dim: axis of the classes in one member's output; see `class_axis`.
+        temperature: calibrates the probabilities.
+        conformal: gives sets of classes.
+    """
+    if task == "regression":
+        return Regression(outputs)
+    outputs = outputs.movedim(class_axis(outputs, class_dim), -1)
+    if task == "gaussian":
+        return Regression(*gaussian(outputs))
+    if temperature is None:
+        return Prediction(outputs, conformal=conformal)
+    scaled = temperature.apply(outputs)
+    if temperature.kind == "members":
+        return Prediction(scaled, conformal=conformal)
+    return Prediction(outputs, scaled[0].log_softmax(-1), conformal)
+
+
+def class_axis(outputs: Tensor, class_dim: int | None = None) -> int:
+    """The class axis of (M, B, ...): as set for one member's output, or 2 for images (B, C, H, W), else the last."""
+    if class_dim is not None:
+        return class_dim % (outputs.ndim - 1) + 1
+    return 2 if outputs.ndim > 4 else outputs.ndim - 1
 
 
 def gaussian(outputs: Tensor, floor: float = 1e-6) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,43 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from covey import run as runs
-from covey.combine import Prediction, Regression, gaussian
+from covey.combine import Prediction, Regression, answer
 from covey.coverage import Coverage
-from covey.edit.anatomy import Anatomy, Output, pick
+from covey.edit.anatomy import Anatomy, pick
 from covey.edit.layers import fill, hollow, slots
 from covey.errors import OptionError
+from covey.method import About, Method
 from covey.parameterization import Group, Parameterization
 from covey.tensors import Buffers
 
 if TYPE_CHECKING:
     from covey.evaluate.anytime import Anytime
     from covey.evaluate.calibration import Conformal, Temperature
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """Options of a way to build an ensemble out of a network. Each method is a frozen dataclass in its own file."""
-
-    members: int = 4
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or self.members < 1:
-            raise OptionError(f"members is the number of networks, at least 1; got {self.members!r}.")
-
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
-        """An ensemble out of one network, or of several that differ. Draws from the global random state."""
-        raise NotImplementedError
-
-
-@dataclass
-class About:
-    """What an ensemble remembers of how it was made and how its output is read."""
-
-    output: Output = None
-    task: str = "classification"
-    class_dim: int | None = None
-    seed: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 __all__ = ["About", "Ensemble", "Group", "Method", "Parameterization"]
@@ -121,17 +95,8 @@ class Ensemble(nn.Module):
 
     def answer(self, outputs: Tensor) -> Prediction | Regression:
         """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""
-        if self.about.task == "regression":
-            return Regression(outputs)
-        outputs = outputs.movedim(self._class_axis(outputs), -1)
-        if self.about.task == "gaussian":
-            return Regression(*gaussian(outputs))
-        if self.temperature is None:
-            return Prediction(outputs, conformal=self.conformal)
-        scaled = self.temperature.apply(outputs)
-        if self.temperature.kind == "members":
-            return Prediction(scaled, conformal=self.conformal)
-        return Prediction(outputs, scaled[0].log_softmax(-1), self.conformal)
+        about = self.about
+        return answer(outputs, about.task, about.class_dim, self.temperature, self.conformal)
 
     @property
     def run(self) -> str:
@@ -256,9 +221,3 @@ class Ensemble(nn.Module):
         if not 0 <= k < self.members:
             raise OptionError(f"member {k} was asked for; this ensemble has members 0 to {self.members - 1}.")
         return k
-
-    def _class_axis(self, outputs: Tensor) -> int:
-        """The class axis of (M, B, ...): as set, or 2 for images (B, C, H, W), else the last."""
-        if self.about.class_dim is not None:
-            return self.about.class_dim % (outputs.ndim - 1) + 1
-        return 2 if outputs.ndim > 4 else outputs.ndim - 1

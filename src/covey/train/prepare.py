@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from covey.combine import class_axis
 from covey.convert import convert
 from covey.data import Data
 from covey.ensemble import Ensemble, Method
@@ -197,7 +198,7 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
         ensemble.eval()
         outputs = ensemble(example(job.data).to(job.fabric.device), members=[0])
     ensemble.train()
-    axis = ensemble._class_axis(outputs)
+    axis = class_axis(outputs, ensemble.about.class_dim)
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.loss == "gaussian" else 1)
     if found < wanted or (job.data.task == "regression" and found != wanted):
         raise DataError(
