@@ -11,7 +11,7 @@ import numpy as np
 from .results import MethodRuns, Results
 from .style import PAPER, SOFT, Figure, Looks, blank, finish, slug
 
-TIME = frozenset(("seconds", "time", "lr", "learning_rate", "elapsed"))
+TIME = frozenset(("seconds", "time", "lr", "learning_rate", "elapsed", "phase"))
 """What training records besides what it learns."""
 
 
