@@ -115,9 +115,9 @@ def landscape(module: nn.Module, data: Digits, seed: int) -> dict[str, dict]:
     members = [module.member(k) for k in range(3)]
     found = {
         "flatness": flatness(members[0], x, y),
-        "interpolation": interpolation(members[0], members[1], x, y),
+        "interpolation": interpolation(members[0], members[1], x, y, batch_statistics=True),
     }
-    return found | {"plane": plane(members, x, y)} if seed == SEEDS[0] else found
+    return found | {"plane": plane(members, x, y, batch_statistics=True)} if seed == SEEDS[0] else found
 
 
 def main(folder: str) -> None:

@@ -112,3 +112,19 @@ def test_variances_below_zero_are_no_silent_number() -> None:
     assert all(
         torch.equal(n[1].running_var, torch.full((3,), 10.0**k)) for k, n in enumerate(networks[1:], 1)
     )
+
+
+def test_noise_is_drawn_in_the_order_of_the_parameters() -> None:
+    """So that another process, where sets have another order, draws the same."""
+    torch.manual_seed(0)
+    net, (x, y) = network().eval(), data()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        base = F.cross_entropy(net(x).double(), y).item()
+        noisy = copy.deepcopy(net)
+        for parameter in noisy.parameters():
+            parameter *= (
+                1 + 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).float()
+            )
+        rise = F.cross_entropy(noisy(x).double(), y).item() - base
+    assert flatness(net, x, y, sigmas=(0.2,), draws=1, seed=3)["rise"][0] == pytest.approx(rise, rel=1e-5)

@@ -39,7 +39,7 @@ def flatness(
         raise EvaluationError(f"draws: expected 1 or more, got {draws}")
     generator = torch.Generator().manual_seed(seed)
     tensors = _tensors(network)
-    trained = {name for name, _ in network.named_parameters()}
+    trained = [name for name, _ in network.named_parameters()]
     base = _loss(network, tensors, inputs, labels)[0]
     result: dict[str, list[float]] = {"sigma": list(sigmas), "rise": [], "std": []}
     for sigma in sigmas:

@@ -191,34 +191,46 @@ def _matrix(name: str, matrix: np.ndarray, top: float) -> Figure:
 
 
 def planes(results: Results, looks: Looks) -> list[Figure]:
-    """Accuracy and loss on the plane through three members, where a method's runs have it."""
+    """Accuracy and loss on the plane through three members, a figure each, where a method's runs have it."""
     found = {
         m.name: [r.landscape["plane"] for r in m.runs if "plane" in r.landscape] for m in results.methods
     }
-    return [plane(name, planes[0]) for name, planes in found.items() if planes]
+    figures = []
+    for name, planes in found.items():
+        for score in _MAPS if planes else ():
+            figure, axes = blank((SIZE[0], 2.8))
+            told = _map(figure, axes, planes[0], score)
+            axes.set_title(name, loc="left")
+            alt = f"{told} on the plane through three members of {name}."
+            title = f"{name}: plane through three members"
+            figures.append(finish(figure, f"plane-{score}-{slug(name)}", title, alt))
+    return figures
 
 
 def plane(name: str, found: dict[str, Any]) -> Figure:
-    """What `covey.evaluate.landscape.plane` found, as two maps with the members' places marked."""
+    """What `covey.evaluate.landscape.plane` found, as two maps side by side with the members' places marked."""
     with styled():
         figure, axes = blank((2 * SIZE[0], 2.8))
         axes.remove()
-        left, right = figure.subplots(1, 2)
-        accuracy, loss = 100 * np.array(found["accuracy"]), np.array(found["loss"])
-        _map(figure, left, found, accuracy, "Accuracy, %", "cividis")
-        # far from the members the loss explodes; what matters happens near the lowest
-        _map(figure, right, found, np.minimum(loss, 5 * np.median(loss)), "NLL", "cividis_r")
-        left.set_title(name, loc="left")
-        alt = (
-            f"Accuracy and loss on the plane through three members of {name}: accuracy {accuracy.min():.1f} to "
-            f"{accuracy.max():.1f} %, negative log-likelihood {loss.min():.3f} to {loss.max():.3f}."
-        )
+        sides = figure.subplots(1, 2)
+        told = [_map(figure, side, found, score) for side, score in zip(sides, _MAPS, strict=True)]
+        sides[0].set_title(name, loc="left")
+        alt = f"{told[0]}, and {told[1]}, on the plane through three members of {name}."
         return finish(figure, f"plane-{slug(name)}", f"{name}: plane through three members", alt)
 
 
-def _map(figure: Any, axes: Any, found: dict[str, Any], values: np.ndarray, label: str, colours: str) -> None:
+_MAPS = {"accuracy": ("Accuracy, %", "cividis"), "loss": ("NLL", "cividis_r")}
+
+
+def _map(figure: Any, axes: Any, found: dict[str, Any], score: str) -> str:
+    """Draw one score on the plane, and tell its range."""
     from matplotlib.ticker import MaxNLocator
 
+    label, colours = _MAPS[score]
+    values = np.array(found[score]) * (100 if score == "accuracy" else 1)
+    told = f"{label} from {values.min():.3g} to {values.max():.3g}"
+    if score == "loss":  # far from the members it explodes; what matters happens near the lowest
+        values = np.minimum(values, 5 * np.median(values))
     levels = np.linspace(values.min(), max(values.max(), values.min() + 1e-3), 13)
     mesh = axes.contourf(found["u"], found["v"], values, levels=levels, cmap=colours)
     for k, (x, y) in enumerate(found["corners"]):
@@ -230,6 +242,7 @@ def _map(figure: Any, axes: Any, found: dict[str, Any], values: np.ndarray, labe
     bar = figure.colorbar(mesh, ax=axes, label=label, ticks=MaxNLocator(5))
     bar.ax.tick_params(color=SOFT, labelcolor=INK, labelsize=7)
     bar.outline.set_visible(False)
+    return told
 
 
 def _strange(shares: dict[str, list[float]]) -> list[tuple[str, list[float]]]:

@@ -38,7 +38,7 @@ ROBUSTNESS = (
     "over seeds."
 )
 LANDSCAPE = (
-    "The rise of the loss when weights are disturbed, the loss between two members, and accuracy on the plane "
+    "The rise of the loss when weights are disturbed, the loss between two members, and accuracy and NLL on the plane "
     "through three."
 )
 TRAINING = "What training recorded; mean over seeds, band of one standard deviation."
