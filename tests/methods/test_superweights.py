@@ -9,9 +9,11 @@ from meta_wrn import wrn_28_10
 from torch import Tensor, nn
 
 import covey
+from covey import zoo
+from covey.cli import recipes
 from covey.edit.anatomy import examine
 from covey.methods.refinement import layer_gradients, similarity
-from covey.methods.superweights import SuperWeights
+from covey.methods.superweights import PRESETS, SuperWeights
 from covey.methods.templates import Templates
 
 
@@ -336,3 +338,30 @@ def test_bad_input_says_what_to_do() -> None:
     ):
         with pytest.raises(covey.CoveyError, match=words):
             SuperWeights(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("preset", "recipe"),
+    [
+        ("homogeneous", "paper3-table5-homogeneous-cifar100"),
+        ("heterogeneous", "paper3-table5-heterogeneous-cifar100"),
+        ("multi-width", "paper3-figure1-width-cifar100"),
+        ("multi-depth-width", "paper3-figure1-depth-width"),
+        ("families", "paper3-table4"),
+    ],
+)
+def test_presets_are_what_the_recipes_run(preset: str, recipe: str) -> None:
+    names, method = PRESETS[preset]
+    settings = recipes.read(recipe).at("full")
+    assert "+".join(names) == settings.network.network
+    assert method == settings.options
+
+
+def test_the_family_preset_converts() -> None:
+    names, method = PRESETS["families"]
+    networks = [zoo.create(name, classes=10) for name in names]
+    x = torch.randn(2, 3, 32, 32)
+    ensemble = covey.convert(networks, method, example=x).eval()
+    mean = sum(p.numel() for net in networks for p in net.parameters()) / 2
+    assert sum(p.numel() for p in ensemble.parameters()) <= mean
+    assert ensemble(x).shape == (2, 2, 10)
