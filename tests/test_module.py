@@ -180,7 +180,17 @@ def test_networks_of_timm(timm: Any, name: str, size: int, method: covey.Method)
 
 def test_importing_covey_costs_little_more_than_torch() -> None:
     """Heavy packages are imported where they are used, not with covey."""
-    heavy = ("sklearn", "matplotlib", "pandas", "onnx", "scipy", "transformers", "torchmetrics", "tyro")
+    heavy = (
+        "sklearn",
+        "matplotlib",
+        "pandas",
+        "onnx",
+        "scipy",
+        "sympy",
+        "transformers",
+        "torchmetrics",
+        "tyro",
+    )
     code = f"import sys, covey; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

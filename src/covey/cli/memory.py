@@ -12,7 +12,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep freed memory for the next tensors instead of handing it back; False on other systems.
 
     A training step frees and asks for the same megabytes again and again. Fetching them from the system each time took
-    a sixth of a CPU step (benchmarks/late.py). Changes the whole process, so it is for covey's own commands.
+    a sixth of a CPU step (docs/late.md). Changes the whole process, so it is for covey's own commands.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -132,14 +132,13 @@ def resized_crop(images: Tensor, u: Tensor, least: float) -> Tensor:
 
     Args:
         images: (B, C, H, W).
-        u: uniform numbers, (B, 4): area, aspect, row and column of the part.
+        u: uniform numbers, (B, 4): area, aspect (width over height), column and row of the part.
         least: smallest share of the area; sides that would be longer than the image's are cut to it.
     """
     area = least + (1 - least) * u[:, 0]
     aspect = torch.exp((2 * u[:, 1] - 1) * math.log(4 / 3))
-    sides = torch.stack((torch.sqrt(area * aspect), torch.sqrt(area / aspect)), 1).clamp_max(
-        1.0
-    )  # width, height
+    width, height = torch.sqrt(area * aspect), torch.sqrt(area / aspect)
+    sides = torch.stack((width, height), 1).clamp_max(1.0)
     centres = (1 - sides) * (2 * u[:, 2:] - 1)  # in the interpolation's coordinates, from -1 to 1
     where = torch.cat((torch.diag_embed(sides), centres[:, :, None]), 2)
     grid = F.affine_grid(where, list(images.shape), align_corners=False)
