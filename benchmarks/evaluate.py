@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from covey.evaluate import Record, score
+from covey.scores import Record, score
 
 MEMBERS, SAMPLES, CLASSES = 10, 60_000, 10
 

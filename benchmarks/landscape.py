@@ -15,9 +15,9 @@ import torch
 
 import covey
 from covey import data, zoo
-from covey.evaluate.landscape import plane
 from covey.methods.hypernetwork import embeddings
 from covey.report import figures, members
+from covey.scores.landscape import plane
 
 
 def main() -> None:

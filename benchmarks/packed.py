@@ -28,8 +28,8 @@ from torch import nn
 
 import covey
 from covey import zoo
-from covey.edit.width import narrow
-from covey.evaluate.cost import multiply_adds
+from covey.scores.cost import multiply_adds
+from covey.surgery.width import narrow
 
 MEMBERS, BATCH, ALPHA = 4, 32, 2.0
 

@@ -16,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from covey.evaluate.quadratic import Quadratic, full_ensemble_risk, simulate
+from covey.papers.quadratic import Quadratic, full_ensemble_risk, simulate
 
 MEMBERS = (1, 2, 5, 10, 15, 20, 25)
 SEEDS = (0, 1, 2, 3, 4)

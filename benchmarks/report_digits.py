@@ -18,9 +18,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import covey
-from covey.evaluate import evaluate, measure
-from covey.evaluate.landscape import flatness, interpolation, plane
 from covey.report import Run, write
+from covey.scores import evaluate, measure
+from covey.scores.landscape import flatness, interpolation, plane
 
 SEEDS, EPOCHS, BATCH, LR, DECAY = (0, 1, 2, 3, 4), 40, 25, 0.05, 5e-4
 TRAIN, MEMBERS = 200, 4

@@ -19,7 +19,7 @@ import torch
 
 import covey
 from covey import zoo
-from covey.evaluate.cost import peak_bytes
+from covey.scores.cost import peak_bytes
 
 MEMBERS, BATCH = 4, 64
 

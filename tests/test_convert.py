@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import covey
-from covey.edit.anatomy import examine
 from covey.errors import ConversionError, OptionError
+from covey.networks.anatomy import examine
 from law_networks import NETWORKS, network
 
 

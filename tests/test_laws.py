@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import covey
-from covey.edit.anatomy import pick
+from covey.networks.anatomy import pick
 from law_networks import NETWORKS, call, network
 
 M = 3

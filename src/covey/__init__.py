@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from covey.combine import Prediction, Regression
 from covey.convert import convert
 from covey.coverage import Coverage
-from covey.deploy.store import load
 from covey.ensemble import Ensemble, Group, Method, Parameterization
 from covey.errors import CoveyError
 from covey.loss import loss
@@ -29,13 +28,14 @@ from covey.methods import (
     Slimmable,
     SuperWeights,
 )
+from covey.store import load
 from covey.train import History, Machine, Recipe, Schedule, fit
 from covey.train.late import late
 from covey.train.phased import PHASED, Economical, LatePhase
 from covey.train.trajectory import FGE, SWAG, Snapshot, gather
 
 if TYPE_CHECKING:
-    from covey.evaluate import evaluate  # at run time the package, which can be called
+    from covey.scores import evaluate
 
 __all__ = [
     "FGE",
@@ -83,6 +83,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import packages that are slow to import when they are first asked for."""
-    if name in ("data", "evaluate", "report", "sklearn", "zoo"):
+    if name in ("data", "report", "scores", "sklearn", "zoo"):
         return import_module(f"covey.{name}")
+    if name == "evaluate":
+        return import_module("covey.scores").evaluate
     raise AttributeError(f"module 'covey' has no attribute {name!r}")

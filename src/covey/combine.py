@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covey.calibration import Conformal, Temperature
 from covey.errors import OptionError
-
-if TYPE_CHECKING:
-    from covey.evaluate.calibration import Conformal, Temperature
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ class Prediction:
         if self.conformal is None:
             raise OptionError(
                 "this ensemble has no conformal sets yet: fit them on validation data with "
-                "fit_conformal of covey.evaluate and set ensemble.conformal."
+                "fit_conformal of covey.scores and set ensemble.conformal."
             )
         return self.conformal.sets(self.probs)
 

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from covey.coverage import Coverage
-from covey.edit.anatomy import Output, examine
-from covey.edit.layers import Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
+from covey.networks.anatomy import Output, examine
+from covey.networks.layers import Where
 
 TASKS = ("classification", "regression", "gaussian")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from covey.edit.layers import owner_of
+from covey.networks.layers import owner_of
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble

@@ -16,18 +16,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from covey import run as runs
+from covey.calibration import Conformal, Temperature
 from covey.combine import Prediction, Regression, answer
 from covey.coverage import Coverage
-from covey.edit.anatomy import Anatomy, pick
-from covey.edit.layers import fill, hollow, slots
 from covey.errors import OptionError
 from covey.method import About, Method
+from covey.networks.anatomy import Anatomy, pick
+from covey.networks.layers import fill, hollow, slots
+from covey.networks.modes import modes_kept
 from covey.parameterization import Group, Parameterization
 from covey.tensors import Buffers
 
 if TYPE_CHECKING:
-    from covey.evaluate.anytime import Anytime
-    from covey.evaluate.calibration import Conformal, Temperature
+    from covey.scores.anytime import Anytime
 
 
 __all__ = ["About", "Ensemble", "Group", "Method", "Parameterization"]
@@ -140,7 +141,7 @@ class Ensemble(nn.Module):
 
     def anytime(self, inputs: Any, targets: Tensor, *, score: str = "accuracy", batch: int = 64) -> Anytime:
         """What every subset of members costs and scores on held-out data, and answers within a budget of time."""
-        from covey.evaluate.anytime import measure
+        from covey.scores.anytime import measure
 
         return measure(self, inputs, targets, score=score, batch=batch)
 
@@ -155,7 +156,7 @@ class Ensemble(nn.Module):
 
     def collapse(self) -> nn.Module:
         """One plain network by averaging the members' weights, where the method allows it."""
-        from covey.deploy.collapse import collapse
+        from covey.collapse import collapse
 
         return collapse(self)
 
@@ -201,21 +202,16 @@ class Ensemble(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Write the ensemble to a folder, atomically: tensors as safetensors, the rest as JSON, no pickle."""
-        from covey.deploy.store import save
+        from covey.store import save
 
         save(self, folder)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Eval mode for a while; afterwards every module is in the mode it was in."""
-        modes = [(module, module.training) for module in self.modules()]
-        modes += [(module, module.training) for net in self._skeletons for module in net.modules()]
-        self.eval()
-        try:
+        with modes_kept(self, *self._skeletons):
+            self.eval()
             yield
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
     def _checked(self, k: int) -> int:
         if not 0 <= k < self.members:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from covey.edit.anatomy import Anatomy, Output
 from covey.errors import OptionError
+from covey.networks.anatomy import Anatomy, Output
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble

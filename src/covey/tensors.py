@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.edit.anatomy import Anatomy
+from covey.networks.anatomy import Anatomy
 
 
 def key(name: str) -> str:

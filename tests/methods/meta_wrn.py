@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from covey import zoo
-from covey.edit.anatomy import Anatomy
+from covey.networks.anatomy import Anatomy
 
 
 def wrn_28_10(classes: int = 10) -> Anatomy:

@@ -8,10 +8,10 @@ from meta_wrn import wrn_28_10
 from torch import nn
 
 import covey
-from covey.edit.anatomy import examine
-from covey.methods.budget import layers_of
 from covey.methods.hypernetwork import chunk_groups, embeddings
-from covey.methods.templates import Templates
+from covey.networks.anatomy import examine
+from covey.parts.budget import layers_of
+from covey.parts.templates import Templates
 
 
 def _part(ensemble: covey.Ensemble) -> Templates:

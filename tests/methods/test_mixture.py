@@ -8,9 +8,9 @@ from meta_wrn import wrn_28_10
 from torch import nn
 
 import covey
-from covey.edit.anatomy import Anatomy, examine
 from covey.methods.mixture import allocate
-from covey.methods.templates import Bank, FlatBank, Templates
+from covey.networks.anatomy import Anatomy, examine
+from covey.parts.templates import Bank, FlatBank, Templates
 
 GROUPED = 7 * (230_400 + 921_600 + 3_686_400)  # 21 layers of WRN-28-10 in three groups
 PLAIN = 2_586_032

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import covey
 from covey import zoo
-from covey.edit.pack import pack
-from covey.edit.width import narrow
 from covey.errors import ConversionError, OptionError
+from covey.surgery.pack import pack
+from covey.surgery.width import narrow
 
 
 class Residual(nn.Module):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 import covey
 from covey import zoo
 from covey.cli import recipes
-from covey.edit.anatomy import examine
-from covey.methods.refinement import layer_gradients, similarity
 from covey.methods.superweights import PRESETS, SuperWeights
-from covey.methods.templates import Templates
+from covey.methods.superweights.refinement import layer_gradients, similarity
+from covey.networks.anatomy import examine
+from covey.parts.templates import Templates
 
 
 class Net(nn.Module):
@@ -248,7 +248,7 @@ def test_refinement_unites_layers_above_tau_and_starts_again(tmp_path) -> None:
 
 
 def test_tau_is_lowered_until_the_budget_holds() -> None:
-    from covey.methods.refinement import refine
+    from covey.methods.superweights.refinement import refine
 
     alone = converted(refine_at=1, tau=1.0, budget=6.0)
     assert refine(alone, [(X, Y)]) == 1.0

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import covey
-from covey.evaluate.cost import peak_bytes
-from covey.methods.templates import Templates
+from covey.parts.templates import Templates
+from covey.scores.cost import peak_bytes
 
 X = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from covey.evaluate import Cost, Evaluation, Record, score
 from covey.report import Run, write
+from covey.scores import Cost, Evaluation, Record, score
 
 METHODS = {"Single": (1, 0.0, 1.0), "Deep <ensemble>": (4, 1.2, 4.0), "BatchEnsemble": (4, 1.1, 1.1)}
 """Members, how much better its logits are, and its parameters relative to the single network."""

@@ -9,9 +9,9 @@ from torch import nn
 
 import covey
 from covey.errors import EvaluationError
-from covey.evaluate.landscape import plane
 from covey.methods.hypernetwork import embeddings
 from covey.report import figures, members
+from covey.scores.landscape import plane
 
 
 def _net(seed: int) -> nn.Module:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from covey.errors import EvaluationError
-from covey.evaluate import Cost, Record, score
-from covey.evaluate.statistics import Summary
 from covey.report import Run, write
 from covey.report.answers import answers
 from covey.report.results import gather
 from covey.report.style import COLOURS, looks
 from covey.report.table import SCORES, short, verdict, written
+from covey.scores import Cost, Record, score
+from covey.scores.statistics import Summary
 
 
 class Page(HTMLParser):

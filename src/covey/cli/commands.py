@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from covey.atomic import write_text
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import KINDS, Dataset, Settings, fill, kind_of
@@ -21,6 +20,7 @@ from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
 from covey.errors import StoreError
+from covey.files import write_text
 from covey.train import Recipe
 
 
@@ -304,7 +304,7 @@ def show(args: Sequence[str]) -> int:
     print(f"training  {stored['ended']}, {stored['seconds']} s\n")
     print((folder / "history.csv").read_text().strip())
     if (folder / "evaluation.json").exists():
-        from covey.evaluate import Evaluation
+        from covey.scores import Evaluation
 
         print("\ntest scores:\n" + run.headline(Evaluation.load(folder, outputs=False)))
     if own.tensors:

@@ -174,7 +174,7 @@ def report(tasks: Sequence[Task], folder: Path, baseline: str | None, flatness: 
 
 def _flatness(task: Task, samples: int) -> dict[str, list[float]]:
     """The rise of the loss under noise on the weights of a run's first member."""
-    from covey.evaluate.landscape import flatness
+    from covey.scores.landscape import flatness
 
     data = task.settings.dataset.load()
     inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]

@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from covey.atomic import write_text
 from covey.cli.memory import keep_freed_memory
 from covey.cli.settings import Settings
 from covey.data import Data
-from covey.deploy.store import load
 from covey.ensemble import Ensemble
 from covey.errors import StoreError
-from covey.evaluate import Cost, Evaluation, evaluate, measure
+from covey.files import write_text
 from covey.report import Run
+from covey.scores import Cost, Evaluation, evaluate, measure
+from covey.store import load
 from covey.train import History, fit
 
 SETTINGS, COST = "settings.json", "cost.json"

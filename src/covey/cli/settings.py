@@ -16,9 +16,9 @@ from torch import nn
 from covey import zoo
 from covey.data import Data, Split, load
 from covey.data.container import Task
-from covey.deploy.store import load as stored_ensemble
 from covey.errors import OptionError, StoreError, suggest
 from covey.methods import METHODS
+from covey.store import load as stored_ensemble
 from covey.train.phased import PHASED
 from covey.train.recipe import Machine, Recipe
 

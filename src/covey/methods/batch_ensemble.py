@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Where, axes, norms
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
-from covey.methods.parts import RankOne, Replicated, assemble, stack, values
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import Where, axes, norms
+from covey.parts.plain import RankOne, Replicated, assemble, stack, values
 
 
 @dataclass(frozen=True, kw_only=True)

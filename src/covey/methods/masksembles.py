@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Where, axes
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
-from covey.methods.parts import RankOne, assemble, values
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import Where, axes
+from covey.parts.plain import RankOne, assemble, values
 
 
 @dataclass(frozen=True, kw_only=True)

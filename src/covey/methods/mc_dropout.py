@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from covey.edit.anatomy import Anatomy, examine
-from covey.edit.layers import owner_of
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError, suggest
-from covey.methods.parts import assemble
+from covey.networks.anatomy import Anatomy, examine
+from covey.networks.layers import owner_of
+from covey.parts.plain import assemble
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import axes, fresh, owner_of
 from covey.ensemble import Ensemble, Group, Method, Parameterization
 from covey.errors import ConversionError, OptionError
-from covey.methods.parts import Replicated, assemble, stack, values
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import axes, fresh, owner_of
+from covey.parts.plain import Replicated, assemble, stack, values
 from covey.run import Inputs
 from covey.tensors import Tensors
 

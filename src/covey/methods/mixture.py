@@ -21,13 +21,13 @@ from typing import Literal
 
 import torch
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Axes, Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
-from covey.methods.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
-from covey.methods.parts import Replicated, assemble, values
-from covey.methods.templates import Bank, Makeup, Piece, Templates, fan_in, flat_bank, kaiming, orthogonal
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import Axes, Where
+from covey.parts.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
+from covey.parts.plain import Replicated, assemble, values
+from covey.parts.templates import Bank, Makeup, Piece, Templates, fan_in, flat_bank, kaiming, orthogonal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from covey.edit.anatomy import Anatomy, listing, pick
-from covey.edit.edits import apply_edits
-from covey.edit.layers import fresh, owner_of
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
-from covey.methods.parts import Replicated, assemble
+from covey.networks.anatomy import Anatomy, listing, pick
+from covey.networks.layers import fresh, owner_of
+from covey.parts.plain import Replicated, assemble
+from covey.surgery.edits import apply_edits
 
 if TYPE_CHECKING:
-    from covey.edit.width import Narrowed
+    from covey.surgery.width import Narrowed
 
 # Narrowing, slicing and packing are imported where they are used: they need sympy, a quarter of torch's import time.
 
@@ -95,8 +95,8 @@ class Packed(Method):
         if stored is not None:
             small = apply_edits(body.network, stored) if stored != "given" else body.network
             return small, None, body.extra.get("changes", {})
-        from covey.edit.sizes import TooNarrowError
-        from covey.edit.width import check_runs, narrow
+        from covey.surgery.sizes import TooNarrowError
+        from covey.surgery.width import check_runs, narrow
 
         if self.narrow is not None:
             if body.example is not None:
@@ -132,7 +132,7 @@ class Packed(Method):
         self, original: nn.Module, small: nn.Module, found: Narrowed | None
     ) -> tuple[list[nn.Module], dict[str, str]]:
         if self.init == "slice" and found is not None:
-            from covey.edit.slices import slice_weights
+            from covey.surgery.slices import slice_weights
 
             seed = int(torch.randint(2**31, ()).item())
             networks = []
@@ -155,7 +155,7 @@ class PackedEnsemble(Ensemble):
             *args: an input, from which ranks and shapes are read.
             **kwargs: inputs by keyword.
         """
-        from covey.edit.pack import pack
+        from covey.surgery.pack import pack
 
         members = [self.member(k) for k in range(self.members)]
         packed = pack(members, args, kwargs, self.about.output)

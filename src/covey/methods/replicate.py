@@ -16,11 +16,11 @@ from typing import Literal
 import torch
 from torch import nn
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Where, fresh
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
-from covey.methods.parts import Replicated, assemble, stack, values
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import Where, fresh
+from covey.parts.plain import Replicated, assemble, stack, values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.cluster import depth_bins
-from covey.edit.layers import Where
 from covey.ensemble import Ensemble, Method
 from covey.errors import OptionError
-from covey.methods.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
-from covey.methods.parts import Replicated, assemble
-from covey.methods.templates import Bank, FlatBank, Makeup, Separate, Templates, fan_in, flat_bank
+from covey.methods.superweights.clusters import depth_bins
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import Where
+from covey.parts.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
+from covey.parts.plain import Replicated, assemble
+from covey.parts.templates import Bank, FlatBank, Makeup, Separate, Templates, fan_in, flat_bank
 
 
 @dataclass(frozen=True, kw_only=True)

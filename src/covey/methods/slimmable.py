@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import norms
 from covey.ensemble import Ensemble, Group, Method, Parameterization
 from covey.errors import ConversionError, OptionError
-from covey.methods.templates import Separate, corner
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import norms
+from covey.parts.templates import Separate, corner
 from covey.tensors import Tensors, scale_gradient
 
 if TYPE_CHECKING:

@@ -208,7 +208,7 @@ def planes(results: Results, looks: Looks) -> list[Figure]:
 
 
 def plane(name: str, found: dict[str, Any]) -> Figure:
-    """What `covey.evaluate.landscape.plane` found, as two maps side by side with the members' places marked."""
+    """What `covey.scores.landscape.plane` found, as two maps side by side with the members' places marked."""
     with styled():
         figure, axes = blank((2 * SIZE[0], 2.8))
         axes.remove()

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
-from covey.evaluate.anytime import Anytime, By
-from covey.evaluate.landscape import interpolation
 from covey.report.style import Figure, blank, finish, looks, styled
+from covey.scores.anytime import Anytime, By
+from covey.scores.landscape import interpolation
 
 
 def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.errors import EvaluationError, suggest
-from covey.evaluate.cost import Cost
-from covey.evaluate.evaluation import Evaluation
-from covey.evaluate.statistics import Comparison, Summary, compare, summary
+from covey.scores.cost import Cost
+from covey.scores.evaluation import Evaluation
+from covey.scores.statistics import Comparison, Summary, compare, summary
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Run:
         cost: what it costs, if measured.
         history: one row for each epoch or step of training, such as {"epoch": 1, "train_loss": 0.7}.
         settings: what is needed to repeat the run, as plain JSON.
-        landscape: results of `covey.evaluate.landscape` by "flatness", "interpolation" or "plane".
+        landscape: results of `covey.scores.landscape` by "flatness", "interpolation" or "plane".
     """
 
     method: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from covey.evaluate.statistics import Summary
+from covey.scores.statistics import Summary
 
 from .results import MethodRuns, Results
 

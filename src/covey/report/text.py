@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.evaluate.ood import CRITERIA
+from covey.scores.ood import CRITERIA
 
 from . import curves, figures
 from .results import MethodRuns, Results

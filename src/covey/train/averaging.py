@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import train_batch
-from covey.edit.anatomy import arguments
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
+from covey.networks.anatomy import arguments
 from covey.train.recipe import Recipe
 from covey.train.schedules import epoch_of
 from covey.train.state import Job, Phase, State

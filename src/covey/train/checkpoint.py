@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covey.atomic import whole
 from covey.errors import StoreError, TrainingError
+from covey.files import whole
 from covey.train.state import Job, State
 
 FORMAT = 1

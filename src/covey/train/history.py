@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.atomic import write_text
 from covey.ensemble import Ensemble
+from covey.files import write_text
 
 
 @dataclass(frozen=True)

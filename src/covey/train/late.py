@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from covey.convert import convert
-from covey.edit.anatomy import Anatomy
-from covey.edit.layers import Where, fresh
 from covey.ensemble import Ensemble, Method
 from covey.errors import ConversionError, OptionError
-from covey.methods.parts import Replicated
 from covey.methods.replicate import Replicate
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import Where, fresh
+from covey.parts.plain import Replicated
 from covey.train.batches import number
 from covey.train.prepare import build
 from covey.train.recipe import Recipe

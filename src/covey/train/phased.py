@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from covey.edit.layers import Where
 from covey.ensemble import Method
 from covey.errors import OptionError
 from covey.methods.batch_ensemble import BatchEnsemble
 from covey.methods.hypernetwork import Hypernetwork
 from covey.methods.replicate import Replicate
+from covey.networks.layers import Where
 from covey.train.late import Late, late
 from covey.train.recipe import Recipe
 from covey.train.state import Phase, Phased

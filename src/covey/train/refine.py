@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
-from covey.methods import refinement
+from covey.methods.superweights import refinement
 from covey.train.prepare import build
 from covey.train.recipe import Recipe
 from covey.train.state import Job, Phase

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from covey.convert import convert
-from covey.edit.anatomy import Output
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError, TrainingError
 from covey.methods.replicate import DeepEnsemble, Replicate
+from covey.networks.anatomy import Output
 from covey.train.averaging import refresh_statistics, training_inputs
 from covey.train.prepare import single
 from covey.train.recipe import Recipe

@@ -1,0 +1,105 @@
+"""Calibrations that an ensemble carries: temperatures and conformal sets, as small frozen records.
+
+`to_dict` gives plain JSON to store with the ensemble, `from_dict` makes the record again, and `apply` (temperature)
+or `sets` (conformal) uses it. `covey.scores.calibration` fits them on validation data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey.errors import EvaluationError
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Divides log-probabilities by a temperature: the pooled prediction's, or each member's own.
+
+    Args:
+        kind: "pooled" scales the mean probability, "members" each member before pooling.
+        values: one temperature, or one a member.
+    """
+
+    kind: Literal["pooled", "members"]
+    values: tuple[float, ...]
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Members' logits (M, B, ..., C) to calibrated logits, for `Prediction`.
+
+        "members" gives (M, B, ..., C); "pooled" gives the one answer (1, B, ..., C), so uncertainty
+        between members is to be read from the logits that came in.
+        """
+        if self.kind == "pooled":
+            return (mean_log_probs(logits) / self.values[0])[None]
+        if len(self.values) != len(logits):
+            raise EvaluationError(
+                f"calibration has temperatures for {len(self.values)} members, the logits {len(logits)} "
+                "members"
+            )
+        scale = torch.tensor(self.values, dtype=logits.dtype, device=logits.device)
+        return logits / scale.view(-1, *[1] * (logits.ndim - 1))
+
+    def to_dict(self) -> dict:
+        """Plain JSON, which `from_dict` reads."""
+        return {"calibration": "temperature", **asdict(self), "values": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """Sets of classes that hold the true one with probability of at least 1 - alpha.
+
+    The guarantee is on average over draws of validation and test data that are exchangeable.
+
+    Args:
+        kind: "threshold" takes each class of probability at least 1 - quantile; "aps" takes the most
+            probable classes until they reach the quantile, so that sets are larger where the ensemble is
+            less sure.
+        alpha: the share of misses allowed.
+        quantile: of the validation scores.
+    """
+
+    kind: Literal["threshold", "aps"]
+    alpha: float
+    quantile: float
+
+    def sets(self, probs: Tensor) -> Tensor:
+        """Which classes are in the set, bool (B, ..., C), from probabilities (B, ..., C). Never empty."""
+        # float64, because scores near a cumulative probability of 1 differ in the last digits of float32.
+        inside = class_scores(probs.double(), self.kind) <= self.quantile
+        return inside.scatter(-1, probs.argmax(-1, keepdim=True), True)
+
+    def to_dict(self) -> dict:
+        """Plain JSON, which `from_dict` reads."""
+        return {"calibration": "conformal", **asdict(self)}
+
+
+def from_dict(stored: dict) -> Temperature | Conformal:
+    """A calibration from what `to_dict` gave."""
+    fields = dict(stored)
+    name = fields.pop("calibration", None)
+    try:
+        if name == "temperature":
+            return Temperature(kind=fields["kind"], values=tuple(float(v) for v in fields["values"]))
+        if name == "conformal":
+            return Conformal(fields["kind"], float(fields["alpha"]), float(fields["quantile"]))
+    except (KeyError, TypeError, ValueError) as problem:
+        raise EvaluationError(f"calibration {stored!r} is not complete: {problem!r}") from problem
+    raise EvaluationError(f"calibration: expected 'temperature' or 'conformal', got {name!r}")
+
+
+def class_scores(probs: Tensor, kind: str) -> Tensor:
+    """The conformal score of each class, (..., C): how unusual it would be as the label."""
+    if kind == "threshold":
+        return 1 - probs
+    ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+    return torch.zeros_like(probs).scatter(-1, order, ordered.cumsum(-1))
+
+
+def mean_log_probs(logits: Tensor) -> Tensor:
+    """Log of the members' mean probability, (B, ..., C), from their logits (M, B, ..., C)."""
+    return torch.logsumexp(logits.log_softmax(-1), 0) - math.log(len(logits))

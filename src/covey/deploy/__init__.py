@@ -1,1 +1,0 @@
-"""What comes after training: store, load, collapse."""

@@ -1,0 +1,204 @@
+"""Learn from gradients which layers should share templates, and which members coefficients (SuperWeights)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.ensemble import Ensemble
+from covey.errors import ConversionError, TrainingError
+from covey.loss import Kind, loss
+from covey.methods.superweights.clusters import greedy_groups
+from covey.networks.anatomy import arguments
+from covey.networks.layers import fresh
+from covey.parts.budget import anatomies
+from covey.parts.templates import Bank, Piece, Templates, corner
+
+Key = tuple[int, str]  # member and tensor name
+_LOSS: dict[str, Kind] = {"classification": "cross-entropy", "regression": "mse", "gaussian": "gaussian"}
+
+
+def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> dict[Key, Tensor]:
+    """Each member's loss gradient with respect to its made weights, in eval mode, summed over the batches.
+
+    Args:
+        ensemble: SuperWeights.
+        batches: inputs and targets; inputs are a tensor, a tuple or a dict as in `convert`.
+    """
+    part, kind = _part(ensemble), _LOSS[ensemble.about.task]
+    total: dict[Key, Tensor] = {}
+    with ensemble.evaluating():
+        for inputs, targets in batches:
+            args, kwargs = arguments(inputs)
+            for k in range(ensemble.members):
+                buffers, row = ensemble.buffers_of(k)
+                with torch.no_grad():
+                    tensors = {name: t.detach() for name, t in ensemble.tensors(k).items()}
+                leaves = {name: tensors[name].clone().requires_grad_() for name in part.member(k)}
+                state = {name: t.clone() for name, t in buffers.member(row).items()}
+                with torch.enable_grad():
+                    output = ensemble.call(k, {**tensors, **leaves, **state}, args, kwargs)
+                    value = loss(output[None], targets, kind)
+                    found = torch.autograd.grad(value, list(leaves.values()))
+                for name, gradient in zip(leaves, found, strict=True):
+                    total[k, name] = total.get((k, name), 0) + gradient
+    if not total:
+        raise TrainingError("there was no batch to take gradients from.")
+    for (k, name), gradient in total.items():
+        if not torch.isfinite(gradient).all():
+            raise TrainingError(
+                f"the gradient of member {k}'s {name!r} is NaN or infinite, so layers cannot be compared. "
+                "Lower the learning rate, or refine earlier."
+            )
+    return total
+
+
+def similarity(gradients: Mapping[Any, Tensor], items: Sequence[Any]) -> dict[tuple[Any, Any], float]:
+    """Cosines between gradients of all pairs, cropped to the leading channels that both have; 0 where one is 0."""
+    found = {}
+    for a, b in combinations(items, 2):
+        rows, columns = (
+            min(x, y) for x, y in zip(gradients[a].shape[:2], gradients[b].shape[:2], strict=True)
+        )
+        first, second = (gradients[item][:rows, :columns].double().flatten() for item in (a, b))
+        length = first.norm() * second.norm()
+        found[a, b] = float(first @ second / length) if length > 0 else 0.0
+    return found
+
+
+def refine(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> float:
+    """Make clusters anew from gradients, re-allocate and re-initialise the ensemble in place.
+
+    Within each cluster, layers whose gradients have a cosine above tau are united (`greedy_groups`). Where one network
+    gives all members, their gradients are added. If the new clusters break the budget, tau is lowered by 0.05 until
+    they do not. Returns the tau that was used.
+    """
+    gradients = layer_gradients(ensemble, batches)
+    several = len(ensemble.state) > 1
+    summed: dict[Key, Tensor] = {}
+    for (k, name), gradient in gradients.items():
+        key = (k if several else 0, name)
+        summed[key] = summed[key] + gradient if key in summed else gradient
+    extra = ensemble.about.extra["superweights"]
+    clusters = [[(body, name) for body, name in cluster] for cluster in extra["clusters"]]
+    cosines = [similarity(summed, cluster) for cluster in clusters]
+    tau = ensemble.method.tau  # type: ignore[attr-defined]
+    while True:
+        refined = [
+            group
+            for cluster, cosine in zip(clusters, cosines, strict=True)
+            for group in greedy_groups(cluster, cosine, threshold=tau)
+        ]
+        groups = [[list(key) for key in group] for group in refined]
+        plan = {"exploring": False, "tau": tau, "clusters": groups, "rows": {}}
+        try:
+            rebuild(ensemble, plan)
+        except ConversionError:
+            if tau < -1:
+                raise
+            tau = round(tau - 0.05, 10)
+            continue
+        return tau
+
+
+def decouple(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> int:
+    """Give coefficients of their own to members that pull shared ones in other directions, in place.
+
+    For each row of coefficients that several layers share, the gradient that each layer gives it is compared; layers
+    whose gradients have a cosine above beta (`greedy_groups`) keep sharing, each other group gets a copy of the row.
+    Returns how many rows were added.
+    """
+    part = _part(ensemble)
+    gradients = layer_gradients(ensemble, batches)
+    added = 0
+    rows: dict[str, list[int]] = {}
+    for label, bank in part.named_banks().items():
+        pulls = _pulls(part, label, gradients)
+        new = _split(bank, pulls, ensemble.method.beta)  # type: ignore[attr-defined]
+        rows[label] = list(new.values())
+        before, after = bank.alpha.flatten(0, -2), max(new.values()) + 1
+        if after > len(before):
+            added += after - len(before)
+            source = {row: old for (_, _, old), row in zip(pulls, new.values(), strict=True)}
+            bank.alpha = nn.Parameter(before.detach()[[source[row] for row in range(after)]].clone())
+            _point(part, label, new)
+    ensemble.about.extra["superweights"]["rows"] = rows
+    part.refresh()
+    return added
+
+
+def _pulls(
+    part: Templates, label: str, gradients: Mapping[Key, Tensor]
+) -> dict[tuple[int, str, int], Tensor]:
+    """What every user of a bank gives its row of coefficients: (member, name, row) -> (T,)."""
+    theta = part.named_banks()[label].theta.detach()
+    found = {}
+    for k, name, piece in _users(part, label):
+        body_row = k if len(part.makeup) == 1 else 0
+        gradient = gradients[k, name][piece.into] if piece.into else gradients[k, name]
+        crop = theta[(slice(None), *corner(piece.shape))]
+        found[k, name, piece.rows[body_row]] = piece.scale * crop.flatten(1) @ gradient.flatten()
+    return found
+
+
+def _users(part: Templates, label: str) -> list[tuple[int, str, Piece]]:
+    """(member, name, piece) of all that use a bank, in the order of the plan: member by member."""
+    several = len(part.makeup) > 1
+    return [
+        (k, name, piece)
+        for k in range(part.members())
+        for name, made in part.makeup[k if several else 0].items()
+        for piece in made.pieces
+        if piece.bank == label
+    ]
+
+
+def _split(bank: Bank, pulls: Mapping[tuple[int, str, int], Tensor], beta: float) -> dict[Any, int]:
+    """A row for each user: the first group of a row's users keeps it, each further one gets a new row."""
+    count = len(bank.alpha.flatten(0, -2))
+    new: dict[Any, int] = {}
+    for row in range(count):
+        users = [user for user in pulls if user[2] == row]
+        cosines = similarity({user: pulls[user][None] for user in users}, users)
+        for i, group in enumerate(greedy_groups(users, cosines, threshold=beta)):
+            place = row if i == 0 else count
+            count += i > 0
+            new |= dict.fromkeys(group, place)
+    return {user: new[user] for user in pulls}
+
+
+def _point(part: Templates, label: str, rows: Mapping[tuple[int, str, int], int]) -> None:
+    """Let the pieces of a bank use these rows."""
+    several = len(part.makeup) > 1
+    by_user = {(k, name): row for (k, name, _), row in rows.items()}
+    for body, makeup in enumerate(part.makeup):
+        for name, made in makeup.items():
+            members = [body] if several else range(part.members())
+            pieces = tuple(
+                replace(piece, rows=tuple(by_user[k, name] for k in members))
+                if piece.bank == label
+                else piece
+                for piece in made.pieces
+            )
+            makeup[name] = replace(made, pieces=pieces)
+
+
+def rebuild(ensemble: Ensemble, plan: dict[str, Any]) -> None:
+    """Give an ensemble newly initialised parts and buffers for other clusters, in place."""
+    networks = [fresh(ensemble.member(i), None)[0] for i in range(len(ensemble.state))]
+    bodies = anatomies(ensemble, networks)
+    made = ensemble.method.build(
+        [replace(body, extra=body.extra | {"superweights": plan}) for body in bodies]
+    )
+    ensemble.parts, ensemble.state = made.parts, made.state
+    ensemble.about.extra = made.about.extra
+    ensemble.train(ensemble.training)
+
+
+def _part(ensemble: Ensemble) -> Templates:
+    return ensemble.parts["superweights"]  # type: ignore[return-value]

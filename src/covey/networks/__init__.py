@@ -1,0 +1,1 @@
+"""What covey finds out about a network before it becomes an ensemble."""

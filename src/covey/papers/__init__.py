@@ -1,0 +1,1 @@
+"""What belongs to one experiment of the papers and to nothing else."""

@@ -1,0 +1,21 @@
+"""Everything the papers measure: scores of any ensemble, computed from stored outputs of its members."""
+
+from covey.calibration import Conformal, Temperature
+
+from .calibration import fit_conformal, fit_temperature
+from .cost import Cost, measure
+from .evaluation import Evaluation, evaluate, score
+from .record import Record
+
+__all__ = [
+    "Conformal",
+    "Cost",
+    "Evaluation",
+    "Record",
+    "Temperature",
+    "evaluate",
+    "fit_conformal",
+    "fit_temperature",
+    "measure",
+    "score",
+]

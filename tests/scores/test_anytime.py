@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import covey
+from covey.scores.anytime import Anytime, Subset
+
+
+def _ensemble(members: int = 3) -> covey.Ensemble:
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    return covey.convert(network, covey.DeepEnsemble(members=members), example=torch.zeros(2, 5))
+
+
+_SEEDED = torch.Generator().manual_seed(0)
+X, Y = torch.randn(40, 5, generator=_SEEDED), torch.randint(0, 3, (40,), generator=_SEEDED)
+
+
+@pytest.mark.parametrize("score", ["accuracy", "nll"])
+def test_every_subset_is_scored_by_its_mean_probability(score: str) -> None:
+    ensemble = _ensemble().train()
+    found = ensemble.anytime(X, Y, score=score, batch=16)
+    assert ensemble.training
+    expected = {m for n in (1, 2, 3) for m in itertools.combinations(range(3), n)}
+    assert {subset.members for subset in found.subsets} == expected
+    plain = [ensemble.member(k).eval() for k in range(3)]
+    for subset in found.subsets:
+        with torch.no_grad():
+            probs = torch.stack([plain[k](X).softmax(-1) for k in subset.members]).mean(0)
+        right = (
+            probs.argmax(-1).eq(Y).double().mean()
+            if score == "accuracy"
+            else probs[range(40), Y].log().mean()
+        )
+        assert subset.score == pytest.approx(right.item(), abs=1e-6)
+        assert subset.multiply_adds == len(subset.members) * (5 * 7 + 7 * 3)
+        assert subset.milliseconds > 0
+
+
+def _fixed() -> Anytime:
+    subsets = (
+        Subset((0,), 10, 1.0, 0.6),
+        Subset((1,), 20, 2.0, 0.55),
+        Subset((0, 1), 30, 3.0, 0.7),
+        Subset((2,), 40, 4.0, 0.75),
+        Subset((0, 2), 50, 5.0, 0.75),
+        Subset((1, 2), 60, 6.0, 0.74),
+        Subset((0, 1, 2), 70, 7.0, 0.8),
+    )
+    return Anytime(_ensemble(), subsets, batch=10)
+
+
+def test_the_front_and_the_best_for_a_budget() -> None:
+    anytime = _fixed()
+    assert [s.members for s in anytime.front()] == [(0,), (0, 1), (2,), (0, 1, 2)]
+    assert [s.members for s in anytime.front("multiply_adds")] == [(0,), (0, 1), (2,), (0, 1, 2)]
+    assert anytime.best(1.0).members == (0,)
+    assert anytime.best(6.9).members == (2,)
+    assert anytime.best(100).members == (0, 1, 2)
+    assert anytime.best(6.9, samples=20).members == (0, 1)  # twice the measured batch takes twice the time
+    with pytest.raises(covey.CoveyError, match=r"budget_ms is 0.5, and the fastest member, 0, takes 1 ms"):
+        anytime.best(0.5)
+
+
+def test_predict_runs_only_the_chosen_members() -> None:
+    anytime = _fixed()
+    answer = anytime.predict(X[:4], budget_ms=3.5)
+    assert isinstance(answer, covey.Prediction)
+    expected = anytime.ensemble.predict(X[:4], members=[0, 1])
+    assert torch.equal(answer.logits, expected.logits)  # type: ignore[union-attr]
+
+
+def test_refining_yields_the_answer_after_each_member() -> None:
+    anytime = _fixed()
+    assert anytime.order() == [2, 0, 1]
+    steps = list(anytime.refine(X[:4]))
+    assert [n for n, _ in steps] == [1, 2, 3]
+    whole = anytime.ensemble.predict(X[:4], members=[2, 0, 1])
+    torch.testing.assert_close(steps[-1][1].probs, whole.probs)  # type: ignore[union-attr]
+    first = anytime.ensemble.predict(X[:4], members=[2])
+    torch.testing.assert_close(steps[0][1].probs, first.probs)  # type: ignore[union-attr]
+    assert [n for n, _ in anytime.refine(X[:4], members=[1])] == [1]
+
+
+def test_many_members_are_chained_greedily() -> None:
+    found = _ensemble(13).anytime(X, Y)
+    assert sorted(len(s.members) for s in found.subsets) == list(range(1, 14))
+    longest = max(found.subsets, key=lambda s: len(s.members))
+    assert found.order() == list(longest.members)
+
+
+def test_bad_input() -> None:
+    ensemble = _ensemble()
+    with pytest.raises(covey.CoveyError, match="'accuracy' or 'nll'"):
+        ensemble.anytime(X, Y, score="f1")
+    with pytest.raises(covey.CoveyError, match="got 40 and 3"):
+        ensemble.anytime(X, Y[:3])
