@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import covey
-from covey.collapse import collapse
+from covey.collapsing import collapse
 from covey.errors import CollapseError, OptionError
 
 

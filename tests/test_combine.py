@@ -15,7 +15,7 @@ from scipy.special import softmax
 import covey
 from covey.combine import Prediction, Regression, gaussian
 from covey.errors import OptionError
-from covey.loss import member_losses
+from covey.losses import member_losses
 
 
 @settings(max_examples=40, deadline=None)

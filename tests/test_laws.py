@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import covey
-from covey.networks.anatomy import pick
+from covey.networks.calls import pick
 from law_networks import NETWORKS, call, network
 
 M = 3
@@ -235,7 +235,7 @@ def test_a_fresh_process_loads_the_same_ensemble(method: str, tmp_path: Path) ->
         ensemble.run = "loop"
         x = NETWORKS[name].x(3)
         torch.save(x, tmp_path / f"{name}.x")
-        ensemble.save(tmp_path / name)
+        covey.save(ensemble, tmp_path / name)
         sums = {n: t.double().sum().item() for n, t in ensemble.state_dict().items()}
         expected.append([call(ensemble, x).flatten().tolist(), sums])
     folders = [str(tmp_path / name) for name in names]

@@ -1,48 +1,55 @@
 """The accuracy, calibration and uncertainty of an ensemble of neural networks, for about the price of one."""
 
-__version__ = "0.1.0"
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from covey.collapsing import collapse
 from covey.combine import Prediction, Regression
-from covey.convert import convert
+from covey.conversion import convert, dry_run
 from covey.coverage import Coverage
-from covey.ensemble import Ensemble, Group, Method, Parameterization
+from covey.ensemble import Ensemble
 from covey.errors import CoveyError
-from covey.loss import loss
-from covey.methods import (
-    METHODS,
-    MIMO,
-    BatchEnsemble,
-    DeepEnsemble,
-    Hypernetwork,
-    Masksembles,
-    MCDropout,
-    Mixture,
-    MultiHead,
-    NormEnsemble,
-    Packed,
-    Replicate,
-    ShapeShifter,
-    Slimmable,
-    SuperWeights,
-)
-from covey.store import load
-from covey.train import History, Machine, Recipe, Schedule, fit
-from covey.train.late import late
-from covey.train.phased import PHASED, Economical, LatePhase
-from covey.train.trajectory import FGE, SWAG, Snapshot, gather
+from covey.layout import Layout
+from covey.losses import loss
+from covey.method import Method, Share, Training, Turn
+from covey.parameterization import Group, Parameterization
+from covey.registry import METHODS, TRAININGS, register
+from covey.store import load, save
+from covey.version import __version__
 
 if TYPE_CHECKING:
-    from covey.scores import evaluate
+    from covey import data as data
+    from covey import parts as parts
+    from covey import report as report
+    from covey import scores as scores
+    from covey import sklearn as sklearn
+    from covey import zoo as zoo
+    from covey.methods import (
+        MIMO,
+        BatchEnsemble,
+        DeepEnsemble,
+        Hypernetwork,
+        Masksembles,
+        MCDropout,
+        Mixture,
+        MultiHead,
+        NormEnsemble,
+        Packed,
+        Replicate,
+        ShapeShifter,
+        Slimmable,
+        SuperWeights,
+    )
+    from covey.scores import anytime, evaluate
+    from covey.train import History, Machine, Recipe, Schedule, fit
+    from covey.trainings import FGE, SWAG, Economical, Late, LatePhase, Single, Snapshot, gather, late
 
 __all__ = [
     "FGE",
     "METHODS",
     "MIMO",
-    "PHASED",
     "SWAG",
+    "TRAININGS",
     "BatchEnsemble",
     "Coverage",
     "CoveyError",
@@ -52,7 +59,9 @@ __all__ = [
     "Group",
     "History",
     "Hypernetwork",
+    "Late",
     "LatePhase",
+    "Layout",
     "MCDropout",
     "Machine",
     "Masksembles",
@@ -68,23 +77,50 @@ __all__ = [
     "Replicate",
     "Schedule",
     "ShapeShifter",
+    "Share",
+    "Single",
     "Slimmable",
     "Snapshot",
     "SuperWeights",
+    "Training",
+    "Turn",
+    "__version__",
+    "anytime",
+    "collapse",
     "convert",
+    "dry_run",
     "evaluate",
     "fit",
     "gather",
     "late",
     "load",
     "loss",
+    "register",
+    "save",
 ]
+
+# Imported when first asked for, so that `import covey` costs little more than `import torch`.
+_PACKAGES = ("data", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
+_HOMES = {
+    "covey.methods": (
+        "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "MCDropout", "MIMO", "Masksembles", "Mixture", "MultiHead",
+        "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "Slimmable", "SuperWeights",
+    ),
+    "covey.scores": ("anytime", "evaluate"),
+    "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
+    "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import packages that are slow to import when they are first asked for."""
-    if name in ("data", "report", "scores", "sklearn", "zoo"):
+    """Import what is slow to import when it is first asked for."""
+    if name in _PACKAGES:
         return import_module(f"covey.{name}")
-    if name == "evaluate":
-        return import_module("covey.scores").evaluate
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
     raise AttributeError(f"module 'covey' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PACKAGES])

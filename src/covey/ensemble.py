@@ -6,32 +6,31 @@ and its buffers. Nothing here knows any method or architecture.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from covey import run as runs
+from covey.buffers import Buffers
 from covey.calibration import Conformal, Temperature
+from covey.collapsing import collapse
 from covey.combine import Prediction, Regression, answer
 from covey.coverage import Coverage
 from covey.errors import OptionError
-from covey.method import About, Method
-from covey.networks.anatomy import Anatomy, pick
-from covey.networks.layers import fill, hollow, slots
+from covey.layout import Layout
+from covey.losses import LOSS_OF_TASK, LossName, member_losses
+from covey.method import Method
+from covey.networks.anatomy import Anatomy, recalled
+from covey.networks.calls import arguments, pick
+from covey.networks.layers import filled, hollow, slots
 from covey.networks.modes import modes_kept
-from covey.parameterization import Group, Parameterization
-from covey.tensors import Buffers
-
-if TYPE_CHECKING:
-    from covey.scores.anytime import Anytime
-
-
-__all__ = ["About", "Ensemble", "Group", "Method", "Parameterization"]
+from covey.networks.statistics import refresh_statistics
+from covey.parameterization import Parameterization, places
 
 
 class Ensemble(nn.Module):
@@ -40,28 +39,45 @@ class Ensemble(nn.Module):
     Args:
         method: the options it was built with.
         bodies: the network, or M networks where members differ in shape.
+        layout: what the method decided about them.
         parts: parameterizations by name, which together generate every parameter.
+
+    Attributes:
+        task: "classification" (logits), "regression" (points) or "gaussian" (means and raw variances).
+        class_dim: the class axis of one member's output; None for the usual one.
+        output: which part of what the network returns is the answer.
+        seed: of the random choices that conversion made.
+        runs: how members run in train and in eval mode: "loop", "batched" or "auto".
+        temperature: calibrates the probabilities, if it is set.
+        conformal: gives sets of classes, if it is set.
     """
 
     parts: Mapping[str, Parameterization]  # module containers at run time
     state: Sequence[Buffers]
 
     def __init__(
-        self, method: Method, bodies: Sequence[Anatomy], parts: Mapping[str, Parameterization]
+        self,
+        method: Method,
+        bodies: Sequence[Anatomy],
+        layout: Layout,
+        parts: Mapping[str, Parameterization],
     ) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.layout = method, layout
         self.members = method.members
         self.parts = cast(Mapping[str, Parameterization], nn.ModuleDict(parts))
         self._skeletons = tuple(hollow(body.network) for body in bodies)  # a tuple hides them from nn.Module
         self._slots = tuple(slots(skeleton) for skeleton in self._skeletons)
-        varying = [name for part in parts.values() if part.varies for name in part.names]
-        counts = [self.members] if len(bodies) == 1 else [1] * len(bodies)
-        stores = [Buffers(b, b.shared_buffers(varying), n) for b, n in zip(bodies, counts, strict=True)]
+        self._places = places(self.members, len(bodies))
+        self.records = tuple(body.record() for body in bodies)
+        stores = []
+        for i, body in enumerate(bodies):
+            rows = sum(network == i for network, _ in self._places)
+            stores.append(Buffers(body, layout.shared_buffers[i], rows))
         self.state = cast(Sequence[Buffers], nn.ModuleList(stores))
-        self.records = [body.record() for body in bodies]
-        extra = {key: value for body in bodies for key, value in body.extra.items()}
-        self.about = About(output=bodies[0].output, extra=extra)
+        self.task, self.seed = "classification", 0
+        self.class_dim: int | None = None
+        self.output = bodies[0].output
         self.temperature: Temperature | None = None
         self.conformal: Conformal | None = None
         self.runs = {"train": "auto", "eval": "auto"}
@@ -96,8 +112,7 @@ class Ensemble(nn.Module):
 
     def answer(self, outputs: Tensor) -> Prediction | Regression:
         """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""
-        about = self.about
-        return answer(outputs, about.task, about.class_dim, self.temperature, self.conformal)
+        return answer(outputs, self.task, self.class_dim, self.temperature, self.conformal)
 
     @property
     def run(self) -> str:
@@ -110,57 +125,68 @@ class Ensemble(nn.Module):
             raise OptionError(f"run is one of 'auto', 'loop', 'batched'; got {choice!r}.")
         self.runs = {"train": choice, "eval": choice}
 
-    # --- members -----------------------------------------------------------------------------------------
+    # --- training ----------------------------------------------------------------------------------------
 
-    def skeleton(self, k: int = 0) -> nn.Module:
-        """Member k's network without its tensors."""
-        return self._skeletons[k if len(self._skeletons) > 1 else 0]
+    def loss(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        *,
+        loss: LossName | None = None,
+        smoothing: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The training loss of a minibatch, a scalar to call `backward` on; right for every method.
 
-    def call(self, k: int, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Tensor:
-        """Run member k's skeleton with these tensors; those that the network replaces are replaced in `tensors`."""
-        index = k if len(self._skeletons) > 1 else 0
-        given = {place: tensors[name] for place, name in self._slots[index].items()}
-        # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
-        result = functional_call(self._skeletons[index], given, args, kwargs, tie_weights=False)
-        tensors.update({name: given[place] for place, name in self._slots[index].items()})
-        return pick(result, self.about.output)
+        The method says which members see which samples; the loss is the sum over members of each one's own mean loss.
 
-    def buffers_of(self, k: int) -> tuple[Buffers, int]:
-        """Where member k's buffers are: the store and the row."""
-        return (self.state[k], 0) if len(self.state) > 1 else (self.state[0], k)
+        Args:
+            inputs: a minibatch as one network takes it: a tensor, a tuple of positional or a dict of keyword arguments.
+            targets: class numbers or numbers to regress on, (B, ...), or probabilities of the outputs' shape.
+            loss: "cross-entropy", "binary", "gaussian" or "mse"; by default the one of the ensemble's task.
+            smoothing: label smoothing of a cross-entropy.
+            generator: of the samples that members draw, where they do; the global random state if None.
+        """
+        share = self.method.share_out(self.layout, len(targets), generator)
+        rows = share.rows
+        if rows is not None:
+            inputs, targets = tree_map(lambda leaf: _rows(leaf, rows), (inputs, targets))
+        each = self.losses(
+            inputs,
+            targets,
+            members=share.members,
+            per_member=share.per_member,
+            loss=loss,
+            smoothing=smoothing,
+        )
+        return each.sum()
 
-    def tensors(self, k: int) -> dict[str, Tensor]:
-        """Member k's parameters by name, as its parameterizations generate them."""
-        return {name: tensor for part in self.parts.values() for name, tensor in part.member(k).items()}
+    def losses(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        *,
+        members: Sequence[int] | None = None,
+        per_member: bool = False,
+        loss: LossName | None = None,
+        smoothing: float = 0.0,
+    ) -> Tensor:
+        """Each member's mean loss, (len(members),), on inputs that were dealt out to members already.
 
-    def member(self, k: int) -> nn.Module:
-        """Member k as a plain network of its own: plain layers, copies of its tensors, no need of covey."""
-        buffers, row = self.buffers_of(self._checked(k))
-        with torch.no_grad():
-            return fill(self.skeleton(k), {**self.tensors(k), **buffers.member(row)})
-
-    def anytime(self, inputs: Any, targets: Tensor, *, score: str = "accuracy", batch: int = 64) -> Anytime:
-        """What every subset of members costs and scores on held-out data, and answers within a budget of time."""
-        from covey.scores.anytime import measure
-
-        return measure(self, inputs, targets, score=score, batch=batch)
-
-    @property
-    def alike(self) -> bool:
-        """Whether all members have equal tensors now, as copies without noise do before training."""
-        if len(self._skeletons) > 1:
-            return False
-        with torch.no_grad():
-            first, *others = (self.tensors(k) for k in range(self.members))
-            return all(torch.equal(first[name], other[name]) for other in others for name in first)
-
-    def collapse(self) -> nn.Module:
-        """One plain network by averaging the members' weights, where the method allows it."""
-        from covey.collapse import collapse
-
-        return collapse(self)
-
-    # --- the usual duties of a module ----------------------------------------------------------------------
+        Args:
+            inputs: as in `loss`; with `per_member`, every tensor has a leading axis of members.
+            targets: the same for all members, or with a leading axis of members.
+            members: which run; all by default.
+            per_member: whether each member has an input of its own.
+            loss: as in `loss`.
+            smoothing: as in `loss`.
+        """
+        args, kwargs = arguments(inputs)
+        everyone = members is None or tuple(members) == tuple(range(self.members))
+        outputs = self(*args, members=None if everyone else members, per_member=per_member, **kwargs)
+        if outputs.dtype in (torch.float16, torch.bfloat16):
+            outputs = outputs.float()
+        return member_losses(outputs, targets, loss or LOSS_OF_TASK[self.task], smoothing)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for any torch optimiser; frozen parameters are left out.
@@ -178,10 +204,104 @@ class Ensemble(nn.Module):
                             lr=lr * group.lr,
                             weight_decay=weight_decay * group.decay,
                             name=label,
-                            members=group.kind == "member",
+                            members=group.owner == "member",
                         )
                     )
         return found
+
+    # --- members -----------------------------------------------------------------------------------------
+
+    @property
+    def stackable(self) -> bool:
+        """Whether all members have one architecture, so that their tensors can be stacked and averaged."""
+        return len(self._skeletons) == 1
+
+    def network_of(self, k: int) -> int:
+        """The number of member k's network among `records` and `state`."""
+        return self._places[k][0]
+
+    def skeleton(self, k: int = 0) -> nn.Module:
+        """Member k's network without its tensors."""
+        return self._skeletons[self.network_of(k)]
+
+    def call(self, k: int, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Tensor:
+        """Run member k's skeleton with these tensors; those that the network replaces are replaced in `tensors`."""
+        network = self.network_of(k)
+        given = {place: tensors[name] for place, name in self._slots[network].items()}
+        # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
+        result = functional_call(self._skeletons[network], given, args, kwargs, tie_weights=False)
+        for place, name in self._slots[network].items():
+            tensors[name] = given[place]
+        return pick(result, self.output)
+
+    def buffers_of(self, k: int) -> tuple[Buffers, int]:
+        """Where member k's buffers are: the store and the row."""
+        network, row = self._places[k]
+        return self.state[network], row
+
+    def tensors(self, k: int) -> dict[str, Tensor]:
+        """Member k's parameters by name, as its parameterizations generate them."""
+        return {name: tensor for part in self.parts.values() for name, tensor in part.member(k).items()}
+
+    def member(self, k: int) -> nn.Module:
+        """Member k as a plain network of its own: plain layers, copies of its tensors, no need of covey."""
+        buffers, row = self.buffers_of(self._checked(k))
+        with torch.no_grad():
+            return filled(self.skeleton(k), {**self.tensors(k), **buffers.member(row)})
+
+    @property
+    def differ(self) -> bool:
+        """Whether members have tensors of their own; else only random numbers tell them apart."""
+        return any(part.varies for part in self.parts.values())
+
+    @property
+    def alike(self) -> bool:
+        """Whether all members have equal tensors now, as copies without noise do before training."""
+        if not self.stackable:
+            return False
+        with torch.no_grad():
+            first, *others = (self.tensors(k) for k in range(self.members))
+            return all(torch.equal(first[name], other[name]) for other in others for name in first)
+
+    def collapse(self) -> nn.Module:
+        """One plain network by averaging the members' weights, where the method allows it; see `covey.collapse`."""
+        return collapse(self)
+
+    def refresh_statistics(self, inputs: Iterable[Any]) -> None:
+        """Estimate every member's running statistics anew from batches of training inputs."""
+        refresh_statistics(self, inputs, roots=self._skeletons)
+
+    def bodies(self, networks: Sequence[nn.Module]) -> list[Anatomy]:
+        """What is known of the ensemble's networks, for other networks of the same architectures."""
+        return [
+            recalled(network, record, self.output)
+            for network, record in zip(networks, self.records, strict=True)
+        ]
+
+    def networks(self) -> list[nn.Module]:
+        """A plain network of each architecture, in the order of `records`: the first member that has it."""
+        first: dict[int, int] = {}
+        for k in range(self.members):
+            first.setdefault(self.network_of(k), k)
+        return [self.member(k) for k in first.values()]
+
+    def rebuild(self, layout: Layout, networks: Sequence[nn.Module]) -> None:
+        """Take the parts and buffers that another layout gives, in place.
+
+        Args:
+            layout: of the same method.
+            networks: where tensors that are no templates come from, one for each architecture.
+        """
+        made = self.method.build(self.bodies(networks), layout)
+        self.parts, self.state, self.layout = made.parts, made.state, layout
+        self.train(self.training)
+
+    def describe_like(self, other: Ensemble) -> None:
+        """Take over how another ensemble's output is read and how its inputs are laid out."""
+        self.task, self.class_dim, self.seed = other.task, other.class_dim, other.seed
+        self.output, self.memory_format = other.output, other.memory_format
+
+    # --- the usual duties of a module ----------------------------------------------------------------------
 
     @property
     def coverage(self) -> Coverage:
@@ -200,20 +320,29 @@ class Ensemble(nn.Module):
         self.memory_format = kwargs.pop("memory_format", self.memory_format)
         return super().to(*args, **kwargs) if args or kwargs else self
 
-    def save(self, folder: str | Path) -> None:
-        """Write the ensemble to a folder, atomically: tensors as safetensors, the rest as JSON, no pickle."""
-        from covey.store import save
-
-        save(self, folder)
-
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Eval mode for a while; afterwards every module is in the mode it was in."""
-        with modes_kept(self, *self._skeletons):
+        with self.modes_kept():
             self.eval()
             yield
+
+    def modes_kept(self) -> Any:
+        """A context after which every module, those of the skeletons too, is in the mode it was in."""
+        return modes_kept(self, *self._skeletons)
+
+    def __repr__(self) -> str:
+        return Coverage.of(self).summary()
+
+    def _repr_html_(self) -> str:
+        return Coverage.of(self).to_html()
 
     def _checked(self, k: int) -> int:
         if not 0 <= k < self.members:
             raise OptionError(f"member {k} was asked for; this ensemble has members 0 to {self.members - 1}.")
         return k
+
+
+def _rows(leaf: Any, rows: Tensor) -> Any:
+    """Some samples of a minibatch; what is no tensor of samples stays as it is."""
+    return leaf[rows.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.ndim else leaf

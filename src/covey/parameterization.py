@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,11 @@ from covey.errors import CollapseError
 
 @dataclass
 class Group:
-    """Parameters that an optimiser treats alike: factors of the learning rate and of the weight decay."""
+    """Parameters that an optimiser treats alike, with factors of the learning rate and of the weight decay."""
 
     parameters: list[nn.Parameter]
-    kind: str  # "shared"; "member", all with a leading axis M; "own", each one member's where members differ in shape
+    owner: Literal["shared", "member", "own"]
+    """All members; or each member, with a leading axis M; or one member, where members differ in shape."""
     lr: float = 1.0
     decay: float = 1.0
 
@@ -45,8 +47,8 @@ class Parameterization(nn.Module):
         """Every parameter, in exactly one group."""
         raise NotImplementedError
 
-    def numbers(self, name: str) -> int:
-        """How many numbers are stored for the tensor `name`, all members together."""
+    def parameter_count(self, name: str) -> int:
+        """How many parameters are stored for the tensor `name`, all members together."""
         raise NotImplementedError
 
     def note(self, name: str) -> str:
@@ -56,3 +58,16 @@ class Parameterization(nn.Module):
     def collapsed(self) -> dict[str, Tensor]:
         """The members' average by name; a CollapseError says why where an average means nothing."""
         raise CollapseError(f"{self.role} tensors have no average that means anything.")
+
+
+def places(members: int, networks: int) -> tuple[tuple[int, int], ...]:
+    """Where each member is: the number of its network, and its row among that network's members.
+
+    Members are rows of one network, or where networks differ each is the only row of its own.
+
+    >>> places(3, 1), places(3, 3)
+    (((0, 0), (0, 1), (0, 2)), ((0, 0), (1, 0), (2, 0)))
+    """
+    if networks == 1:
+        return tuple((0, k) for k in range(members))
+    return tuple((k, 0) for k in range(members))

@@ -79,10 +79,10 @@ def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
     for i, k in enumerate(members):
         output, after = _one(ensemble, k, inputs.of(i))
         outputs.append(output)
-        copies.setdefault(k if len(ensemble.state) > 1 else 0, []).append(after)
+        copies.setdefault(ensemble.network_of(k), []).append(after)
     if ensemble.training:
-        for index, found in copies.items():
-            ensemble.buffers_of(index)[0].merge(found)
+        for network, found in copies.items():
+            ensemble.state[network].merge(found)
     return torch.stack(outputs)
 
 
@@ -100,7 +100,7 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
 
 def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
     """Call the skeleton once for all members, vectorised over their tensors."""
-    if len(ensemble.state) > 1:
+    if not ensemble.stackable:
         raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
     buffers, _ = ensemble.buffers_of(0)
     fixed = {n: t for part in ensemble.parts.values() if not part.varies for n, t in part.member(0).items()}
@@ -182,10 +182,7 @@ def _choose(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> str:
     """Loop where there is nothing to gain or no time to measure, else what is measured faster."""
     if torch.compiler.is_compiling() or len(members) < ensemble.members or ensemble.members == 1:
         return "loop"
-    if len(ensemble.state) > 1:
-        choice = "loop"
-    else:
-        choice = tune(ensemble, members, inputs)
+    choice = tune(ensemble, members, inputs) if ensemble.stackable else "loop"
     ensemble.runs["train" if ensemble.training else "eval"] = choice
     return choice
 

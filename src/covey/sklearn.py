@@ -19,13 +19,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from covey import zoo
+from covey import registry, zoo
 from covey.data import Data, Split
 from covey.data.container import Task
-from covey.errors import OptionError, suggest
-from covey.methods import METHODS
+from covey.errors import OptionError
 from covey.train import Machine, Recipe, Schedule, fit
-from covey.train.phased import PHASED
 
 
 class _Tabular(BaseEstimator):
@@ -165,12 +163,7 @@ def _method(given: Any) -> Any:
     """A method by name, with its defaults, or as it is."""
     if not isinstance(given, str):
         return given
-    known: dict[str, Any] = {**METHODS, **PHASED}
-    if given == "single":
-        return None
-    if given not in known:
-        raise OptionError(f"there is no method {given!r}{suggest(given, ['single', *known])}.")
-    return known[given]()
+    return registry.parsed(given)
 
 
 def _refuse(unsupported: dict[str, Any]) -> None:

@@ -3,32 +3,37 @@
 A folder holds `config.json` and the tensor file that it names. The tensor file is written first, under a name that
 comes from its content; then config.json is replaced in one step. So a save that is killed leaves the old ensemble
 whole, and one that ends leaves the new one.
+
+Loading decides nothing: config.json holds the method's layout, and the ensemble is built from it without memory (on the
+meta device) before the stored tensors are put in.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import json
-from dataclasses import asdict, fields
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
+from covey import registry, zoo
 from covey.calibration import Temperature, from_dict
-from covey.ensemble import Ensemble, Method
-from covey.errors import CoveyError, StoreError, suggest
-from covey.files import draft, settle, write_text
-from covey.networks.anatomy import Anatomy, listing
+from covey.ensemble import Ensemble
+from covey.errors import CoveyError, StoreError
+from covey.files import write_text
+from covey.layout import Layout
+from covey.networks.anatomy import Anatomy, listing, recalled
+from covey.networks.layers import hollow
+from covey.tensor_files import digest, read_tensors, regular, shapes_in, write_tensors
+from covey.version import __version__
 
-FORMAT = 1
+FORMAT = 2
+FIRST_FORMAT = 1  # had no layout; it is worked out from what it had
 CONFIG = "config.json"
 _KEYS = (
-    "method", "options", "bodies", "output", "task", "class_dim", "seed", "extra", "runs", "memory_format", "training",
+    "method", "options", "bodies", "output", "task", "class_dim", "seed", "runs", "memory_format", "training",
     "calibration", "file", "sha256",
 )  # fmt: skip
 _MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
@@ -36,20 +41,21 @@ _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".ckpt")
 
 
 def save(ensemble: Ensemble, folder: str | Path) -> None:
-    """Write an ensemble to `folder`, atomically; what was there before stays whole until the new one is."""
+    """Write an ensemble to `folder`, atomically; what was there before stays whole until the new one is.
+
+    Args:
+        ensemble: what to write. Its method must be registered, so that it can be loaded again.
+        folder: is made if it is not there.
+    """
     folder = Path(folder)
     config = _config(ensemble)
-    tensors = {name: t.detach().contiguous() for name, t in ensemble.state_dict().items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with draft(folder) as path:
-            save_file(tensors, path)
-            digest = _digest(path)
-            name = f"tensors-{digest[:16]}.safetensors"
-            settle(path, folder / name)
-        write_text(folder / CONFIG, json.dumps({**config, "file": name, "sha256": digest}, indent=1) + "\n")
+        path = write_tensors(folder, "tensors", ensemble.state_dict())
+        config |= {"file": path.name, "sha256": digest(path)}
+        write_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
         for old in folder.glob("tensors-*.safetensors"):
-            if old.name != name:
+            if old.name != path.name:
                 old.unlink()
     except OSError as error:
         raise StoreError(
@@ -67,78 +73,67 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
     """
     folder = Path(folder)
     config = _read_config(folder)
-    networks = _networks(config, network)
-    for net, body in zip(networks, config["bodies"], strict=True):
-        _check_architecture(net, body["tensors"], folder)
-    method = _method(config)
-    bodies = [
-        Anatomy(
-            network=net,
-            head=tuple(body["head"]),
-            stem=tuple(body["stem"]),
-            state=frozenset(body["state"]),
-            shared=frozenset(body["shared"]),
-            extra=config["extra"],
-            output=config["output"],
-            given=body["tensors"],
-            random=True,
-        )
-        for net, body in zip(networks, config["bodies"], strict=True)
-    ]
-    with torch.random.fork_rng(devices=[]):
-        ensemble = method.build(bodies)
-    ensemble.about.task, ensemble.about.class_dim = config["task"], config["class_dim"]
-    ensemble.about.seed, ensemble.runs = config["seed"], dict(config["runs"])
-    ensemble.memory_format = getattr(torch, config["memory_format"])
-    _fill(ensemble, folder, config)
-    _calibrate(ensemble, config["calibration"])
+    path = folder / config["file"]
+    try:
+        networks = _networks(config, network)
+        for net, body in zip(networks, config["bodies"], strict=True):
+            _check_architecture(net, body["tensors"], folder)
+        ensemble = _built(config, networks, path)
+    except (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        raise StoreError(
+            f"{folder / CONFIG} does not describe an ensemble: {type(error).__name__}: {error}. "
+            "It was changed after it was written."
+        ) from error
+    _fill(ensemble, path)
     return ensemble.train(config["training"])
 
 
-def options(method: Method) -> dict[str, Any]:
-    """A method's options as JSON holds them."""
-    kept = {f.name for f in fields(method) if f.metadata.get("stored", True)}
-    return {name: value for name, value in asdict(method).items() if name in kept}
+def _built(config: Mapping[str, Any], networks: list[nn.Module], path: Path) -> Ensemble:
+    """The ensemble that config.json describes, without memory."""
+    method = registry.revived(config["method"], config["options"])
+    records = config["bodies"]
+    bodies = [recalled(net, body, config["output"]) for net, body in zip(networks, records, strict=True)]
+    layout = _layout(config, method, bodies, path)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            ensemble = method.build(bodies, layout)
+        except CoveyError as error:
+            raise StoreError(f"{path.parent} does not describe an ensemble: {error}") from error
+    ensemble.task, ensemble.class_dim = config["task"], config["class_dim"]
+    ensemble.seed, ensemble.runs = config["seed"], dict(config["runs"])
+    ensemble.memory_format = getattr(torch, config["memory_format"])
+    for found in map(from_dict, config["calibration"]):
+        if isinstance(found, Temperature):
+            ensemble.temperature = found
+        else:
+            ensemble.conformal = found
+    return ensemble
 
 
-def method_name(method: Method) -> str:
-    """The name of a method in `covey.METHODS`."""
-    from covey.methods import METHODS
-
-    for name, kind in METHODS.items():
-        if kind is type(method):
-            return name
-    raise StoreError(
-        f"{type(method).__name__} is not in covey.METHODS; add it there so that it can be loaded again."
-    )
+def _layout(config: Mapping[str, Any], method: Any, bodies: list[Anatomy], path: Path) -> Layout:
+    if config["format"] == FORMAT:
+        return Layout.from_dict(config["layout"])
+    shared = tuple(tuple(body["shared"]) for body in config["bodies"])
+    layout = method.recall(bodies, config["extra"], shapes_in(path))
+    return Layout(shared, layout.tensors, layout.notes, layout.facts)
 
 
 def _config(ensemble: Ensemble) -> dict[str, Any]:
-    from covey import __version__
-
-    bodies = [
-        {
-            **record,
-            "shared": list(buffers.shared.names),
-            "state": sorted({*buffers.changing, *buffers.own.names}),
-        }
-        for record, buffers in zip(ensemble.records, ensemble.state, strict=True)
-    ]
+    calibrations = (ensemble.temperature, ensemble.conformal)
     return {
         "format": FORMAT,
         "covey": __version__,
-        "method": method_name(ensemble.method),
-        "options": options(ensemble.method),
-        "bodies": bodies,
-        "output": ensemble.about.output,
-        "task": ensemble.about.task,
-        "class_dim": ensemble.about.class_dim,
-        "seed": ensemble.about.seed,
-        "extra": ensemble.about.extra,
+        **registry.described(ensemble.method),
+        "layout": ensemble.layout.to_dict(),
+        "bodies": list(ensemble.records),
+        "output": ensemble.output,
+        "task": ensemble.task,
+        "class_dim": ensemble.class_dim,
+        "seed": ensemble.seed,
         "runs": ensemble.runs,
         "memory_format": str(ensemble.memory_format).removeprefix("torch."),
         "training": ensemble.training,
-        "calibration": [c.to_dict() for c in (ensemble.temperature, ensemble.conformal) if c is not None],
+        "calibration": [found.to_dict() for found in calibrations if found is not None],
     }
 
 
@@ -153,43 +148,64 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.exists():
         raise StoreError(f"{folder} has no {CONFIG}: it is no stored ensemble, or the file was lost.")
+    regular(path)
     try:
-        config = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is broken or cut short: {error}.") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        found = config.get("format") if isinstance(config, dict) else None
+    found = config.get("format") if isinstance(config, dict) else None
+    if found not in (FIRST_FORMAT, FORMAT):
+        writer = config.get("covey", "unknown") if isinstance(config, dict) else "unknown"
         raise StoreError(
-            f"{path} has format {found!r} (written by covey {config.get('covey') if found else 'unknown'}); "
-            f"this covey reads format {FORMAT}. Load it with the version that wrote it."
+            f"{path} has format {found!r} (written by covey {writer}); this covey reads formats "
+            f"{FIRST_FORMAT} and {FORMAT}. Load it with the version that wrote it."
         )
-    lacks = [key for key in _KEYS if key not in config]
-    if lacks:
-        raise StoreError(f"{path} lacks {lacks[0]!r}; it was changed after it was written.")
-    if config["memory_format"] not in _MEMORY_FORMATS or Path(config["file"]).name != config["file"]:
-        raise StoreError(
-            f"{path} names the memory format {config['memory_format']!r} and the file {config['file']!r}; expected one "
-            f"of {', '.join(_MEMORY_FORMATS)} and a file beside it."
-        )
+    _check_keys(path, config)
     return config
 
 
+def _check_keys(path: Path, config: dict[str, Any]) -> None:
+    wanted = (*_KEYS, "extra" if config["format"] == FIRST_FORMAT else "layout")
+    lacks = [key for key in wanted if key not in config]
+    if lacks:
+        raise StoreError(f"{path} lacks {lacks[0]!r}; it was changed after it was written.")
+    file = config["file"]
+    if config["memory_format"] not in _MEMORY_FORMATS or not _is_beside(file):
+        raise StoreError(
+            f"{path} names the memory format {config['memory_format']!r} and the file {file!r}; expected one "
+            f"of {', '.join(_MEMORY_FORMATS)} and a file beside it."
+        )
+    if not (path.parent / file).exists():
+        raise StoreError(
+            f"{path.parent} lacks {file}, which {CONFIG} names; the folder was not copied whole."
+        )
+    if not isinstance(config["bodies"], list) or not config["bodies"]:
+        raise StoreError(f"{path} names no networks; it was changed after it was written.")
+    if config["format"] == FIRST_FORMAT:
+        for body in config["bodies"]:
+            body.setdefault("random", None)
+
+
+def _is_beside(file: Any) -> bool:
+    return isinstance(file, str) and file not in ("", ".", "..") and Path(file).name == file
+
+
 def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | None) -> list[nn.Module]:
+    """The architectures, without memory: as given, or made by the zoo."""
+    bodies = config["bodies"]
     if network is not None:
         given = [network] if isinstance(network, nn.Module) else list(network)
-        if len(given) != len(config["bodies"]):
-            raise StoreError(f"the stored ensemble has {len(config['bodies'])} networks; got {len(given)}.")
-        return [copy.deepcopy(net) for net in given]
+        if len(given) != len(bodies):
+            raise StoreError(f"the stored ensemble has {len(bodies)} networks; got {len(given)}.")
+        return [hollow(net) for net in given]
     made = []
-    for body in config["bodies"]:
+    for body in bodies:
         if body["zoo"] is None:
             raise StoreError(
                 "the stored network is not one of covey.zoo's, so give its architecture: "
                 "covey.load(folder, network=...)."
             )
-        from covey import zoo
-
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
             made.append(zoo.create(body["zoo"]["name"], **body["zoo"]["arguments"]))
     return made
 
@@ -205,52 +221,21 @@ def _check_architecture(network: nn.Module, stored: dict[str, Any], folder: Path
             )
 
 
-def _method(config: dict[str, Any]) -> Method:
-    from covey.methods import METHODS
-
-    name = config["method"]
-    if name not in METHODS:
-        raise StoreError(f"the stored method {name!r} is not in covey.METHODS{suggest(name, METHODS)}.")
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config["options"].items()}
-    try:
-        return METHODS[name](**given)
-    except (TypeError, CoveyError) as error:
-        raise StoreError(f"the options stored for {name!r} do not fit: {error}") from error
-
-
-def _fill(ensemble: Ensemble, folder: Path, config: dict[str, Any]) -> None:
-    path = folder / config["file"]
-    if not path.exists():
-        raise StoreError(
-            f"{folder} lacks {path.name}, which {CONFIG} names; the folder was not copied whole."
-        )
-    if _digest(path) != config["sha256"]:
-        raise StoreError(f"{path} is damaged or cut short: its checksum is not the one in {CONFIG}.")
-    try:
-        with safe_open(path, "pt") as file:
-            # cloned, because memory that is aligned otherwise gives other last bits
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise StoreError(f"{path} cannot be read: {error}.") from error
+def _fill(ensemble: Ensemble, path: Path) -> None:
+    """Put the stored tensors in, when it is sure that they fit."""
+    _, tensors = read_tensors(path)
     expected = ensemble.state_dict()
     for name in [*expected, *tensors]:
-        shapes = [tuple(t[name].shape) if name in t else "no such tensor" for t in (expected, tensors)]
-        if shapes[0] != shapes[1]:
-            raise StoreError(f"{path} does not fit: {name!r} should be {shapes[0]} and is {shapes[1]}.")
+        ours, theirs = (_described(store, name) for store in (expected, tensors))
+        if ours != theirs:
+            raise StoreError(f"{path} does not fit: {name!r} should be {ours} and is {theirs}.")
     ensemble.load_state_dict(tensors, assign=True)
 
 
-def _calibrate(ensemble: Ensemble, stored: list[dict[str, Any]]) -> None:
-    for found in map(from_dict, stored):
-        if isinstance(found, Temperature):
-            ensemble.temperature = found
-        else:
-            ensemble.conformal = found
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+def _described(tensors: Mapping[str, torch.Tensor], name: str) -> str:
+    """A tensor's shape and whether it holds fractions; members may be stored in another precision."""
+    if name not in tensors:
+        return "no such tensor"
+    tensor = tensors[name]
+    kind = "floating point" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    return f"{tuple(tensor.shape)} of {kind}"

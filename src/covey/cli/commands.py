@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
-from covey.cli.settings import KINDS, Dataset, Settings, fill, kind_of
+from covey.cli.settings import Dataset, Settings, fill
 from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
@@ -59,7 +60,7 @@ def train(args: Sequence[str]) -> int:
             "covey train takes a method, or a recipe file that names one; `covey methods` lists them."
         )
     name = name or start.method
-    options = start.options if name == start.method else kind_of(name)()
+    options = start.options if name == start.method else registry.lookup(name)()
     settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
     history, data = run.train(settings, folder, resume=own.resume)
@@ -84,7 +85,7 @@ def read_run(
         "dataset": start.dataset,
         "machine": start.machine,
     }
-    about = (KINDS[name].__doc__ or "").strip().split("\n\n")[0] if name in KINDS else own.__doc__ or ""
+    about = (registry.lookup(name).__doc__ or "").strip().split("\n\n")[0]
     found = parse(command, parts, args, about=" ".join(about.split()))
     settings = Settings(
         method=name,
@@ -100,7 +101,7 @@ def read_run(
 def train_help() -> str:
     """What `covey train --help` says: the methods, each with its first line."""
     lines = ["usage: covey train METHOD [flags]", "       covey train --recipe FILE [flags]", "", "methods:"]
-    lines += [f"  {name:16} {_first_line(kind)}" for name, kind in KINDS.items()]
+    lines += [f"  {name:16} {_first_line(registry.lookup(name))}" for name in registry.names()]
     return "\n".join([*lines, "", "`covey train METHOD --help` explains every flag."])
 
 
@@ -230,10 +231,10 @@ def methods(args: Sequence[str]) -> int:
     """List the methods, or explain one: covey methods [NAME]"""
     own = parse_one("covey methods", MethodsFlags, args, about="List the methods, or explain one.")
     if not own.name:
-        for name, kind in KINDS.items():
-            print(f"{name:16} {_first_line(kind)}")
+        for name in registry.names():
+            print(f"{name:16} {_first_line(registry.lookup(name))}")
         return 0
-    kind = kind_of(own.name)
+    kind = registry.lookup(own.name)
     print(f"{own.name}: {_first_line(kind)}\n")
     told, example = describe(kind), kind()
     names = flag_names({"own": TrainFlags(), "recipe": Recipe(), "options": example}, "options")
@@ -314,7 +315,7 @@ def show(args: Sequence[str]) -> int:
 
 def _method_first(args: Sequence[str]) -> tuple[str | None, list[str]]:
     if args and not args[0].startswith("-"):
-        kind_of(args[0])
+        registry.lookup(args[0])
         return args[0], list(args[1:])
     return None, list(args)
 

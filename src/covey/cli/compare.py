@@ -10,10 +10,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
+from covey import registry
 from covey.cli import recipes, run
 from covey.cli.commands import flag_value
 from covey.cli.flags import UsageError, parse
-from covey.cli.settings import Settings, fill, kind_of, parse_options
+from covey.cli.settings import Settings, fill, parse_options
 from covey.errors import CoveyError, OptionError
 
 
@@ -98,9 +99,9 @@ def plan(base: Settings, own: CompareFlags) -> list[Task]:
     tasks: list[Task] = []
     for spec, varied, seed in itertools.product(own.methods, _variations(own.vary), own.seeds):
         name, _, text = spec.partition(":")
-        kind_of(name)
-        given = parse_options(_split(text)) if text else {}
-        start = base.options if name == base.method else kind_of(name)()
+        kind = registry.lookup(name)
+        given = parse_options(registry.split_options(text))
+        start = base.options if name == base.method else kind()
         settings = _apply(replace(base, method=name, options=start), given, OWN_FIRST)
         settings = _apply(settings, varied, OWN_LAST)
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
@@ -223,7 +224,7 @@ def _variations(given: Sequence[str]) -> list[dict[str, Any]]:
         if not equals:
             raise UsageError(f"--vary is written name=value,value; got {text!r}.")
         names.append(name.replace("-", "_"))
-        values.append([parse_options((f"x={v}",))["x"] for v in _split(listed)])
+        values.append([registry.read_value(value) for value in registry.split_options(listed)])
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
@@ -245,17 +246,6 @@ def _apply(settings: Settings, given: Mapping[str, Any], order: Sequence[str]) -
                 "such a setting."
             )
     return settings
-
-
-def _split(text: str) -> tuple[str, ...]:
-    """Split at commas that are not inside brackets."""
-    parts, depth, start = [], 0, 0
-    for i, letter in enumerate(text):
-        depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return tuple(part for part in [*parts, text[start:]] if part)
 
 
 def _file_name(label: str) -> str:

@@ -88,6 +88,8 @@ def _flags(parts: Mapping[str, Any]) -> dict[str, Flag]:
             name = found.name if found.name not in flags else f"{part}_{found.name}"
             value = getattr(default, found.name)
             hint = hints[found.name]
+            if "Method" in str(hint):  # a method in words, such as packed:alpha=2
+                hint = str
             if "Sequence[str]" in str(hint):  # one word or several
                 hint, value = tuple[str, ...], _words(value)
             flags[name] = Flag(part, found.name, hint, told.get(found.name, ""), value)

@@ -18,10 +18,11 @@ from covey.cli import recipes
 from covey.cli.compare import execute, from_recipe, plan
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
-from covey.cli.settings import SINGLE, Settings
+from covey.cli.settings import Settings
 from covey.data.catalogue import KNOWN
 from covey.data.known import data_folder
 from covey.data.layouts import find
+from covey.method import Method
 
 # training samples and sample shapes of the papers' sets, to say what a run costs without loading anything
 SIZES: dict[str, tuple[int, tuple[int, ...], int]] = {
@@ -162,14 +163,11 @@ def _flops(name: str, shape: tuple[int, ...], classes: int) -> int:
 
 def _passes(settings: Settings) -> float:
     """How many passes of the whole network a sample costs in training."""
-    members = getattr(settings.options, "members", 1)
-    if settings.method == SINGLE or hasattr(settings.options, "phases") or settings.method == "mc-dropout":
-        return 1.0  # after a late start, members share the minibatches out among themselves
-    if settings.method == "packed":
-        return getattr(settings.options, "alpha", 2) ** 2 / members
-    if settings.method == "mimo":
-        return float(getattr(settings.options, "repeats", 1))
-    return 1.0 if settings.recipe.plan in ("split", "independent") else float(members)
+    options = settings.options
+    apart = settings.recipe.plan in ("split", "independent")  # members share the minibatches among themselves
+    if apart and isinstance(options, Method) and not options.own_batches:
+        return options.training_passes / options.members
+    return options.training_passes
 
 
 def _speed() -> float:

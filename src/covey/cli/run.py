@@ -37,7 +37,7 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
         network,
         data,
         recipe,
-        method=settings.way,
+        method=settings.options,
         folder=folder,
         machine=settings.machine,
         resume=resume,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -13,24 +13,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from covey import zoo
+from covey import registry, zoo
 from covey.data import Data, Split, load
 from covey.data.container import Task
 from covey.errors import OptionError, StoreError, suggest
-from covey.methods import METHODS
+from covey.method import Method, Training
 from covey.store import load as stored_ensemble
-from covey.train.phased import PHASED
 from covey.train.recipe import Machine, Recipe
+from covey.trainings.single import Single
 
 SINGLE = "single"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Single:
-    """One network, trained alone: what ensembles are compared with."""
-
-
-KINDS: dict[str, type] = {SINGLE: Single, **METHODS, **PHASED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +115,7 @@ class Settings:
     """A whole run."""
 
     method: str = SINGLE
-    options: Any = field(default_factory=Single)
+    options: Method | Training = field(default_factory=Single)
     dataset: Dataset = field(default_factory=Dataset)
     network: Network = field(default_factory=Network)
     recipe: Recipe = field(default_factory=Recipe)
@@ -131,10 +123,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        kept = {f.name for f in fields(self.options) if f.metadata.get("stored", True)}
-        options = {k: v for k, v in asdict(self.options).items() if k in kept}
         parts = {name: asdict(getattr(self, name)) for name in ("dataset", "network", "recipe", "machine")}
-        return json.loads(json.dumps({"method": self.method, "options": options, **parts}))
+        return json.loads(json.dumps({**registry.described(self.options), **parts}))
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> Settings:
@@ -146,7 +136,7 @@ class Settings:
             raise OptionError(f"unknown setting {unknown[0]!r}{suggest(unknown[0], known)}.")
         return Settings(
             method=method,
-            options=fill(kind_of(method)(), stored.get("options", {}), "options"),
+            options=fill(registry.lookup(method)(), _renamed(method, stored.get("options", {})), "options"),
             dataset=fill(Dataset(), stored.get("dataset", {}), "dataset"),
             network=fill(Network(), stored.get("network", {}), "network"),
             recipe=fill(Recipe(), stored.get("recipe", {}), "recipe"),
@@ -163,11 +153,6 @@ class Settings:
         options = fill(self.options, small.get("options", {}), "small.options")
         recipe = fill(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")
         return replace(self, recipe=recipe, network=network, dataset=dataset, options=options)
-
-    @property
-    def way(self) -> Any:
-        """The method as `fit` takes it."""
-        return None if self.method == SINGLE else self.options
 
 
 def trained(network: nn.Module, path: Path) -> nn.Module:
@@ -191,11 +176,10 @@ def trained(network: nn.Module, path: Path) -> nn.Module:
     return network
 
 
-def kind_of(name: str) -> type:
-    """The options' class of a method's name."""
-    if name not in KINDS:
-        raise OptionError(f"there is no method {name!r}{suggest(name, KINDS)}; `covey methods` lists them.")
-    return KINDS[name]
+def _renamed(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options of a stored run under the names that they have now."""
+    kind = registry.lookup(method)
+    return kind.renamed(options) if issubclass(kind, Method) else options
 
 
 def fill(default: Any, given: Mapping[str, Any], where: str) -> Any:
@@ -217,18 +201,14 @@ def fill(default: Any, given: Mapping[str, Any], where: str) -> Any:
     return replace(default, **values)
 
 
-def parse_options(given: tuple[str, ...]) -> dict[str, Any]:
+def parse_options(given: Sequence[str]) -> dict[str, Any]:
     """Options such as ("dropout=0.2", "hidden=[200,200]") as a dict."""
     found = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
             raise OptionError(f"an option is written name=value; got {text!r}.")
-        try:
-            parsed = json.loads(value)
-        except json.JSONDecodeError:
-            parsed = value
-        found[key.strip().replace("-", "_")] = tuple(parsed) if isinstance(parsed, list) else parsed
+        found[key.strip().replace("-", "_")] = registry.read_value(value)
     return found
 
 

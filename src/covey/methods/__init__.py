@@ -1,6 +1,5 @@
-"""One file a method: options, parameterization, private parts, in that order."""
+"""One file per method: options, parameterization, private parts, in that order."""
 
-from covey.ensemble import Method
 from covey.methods.batch_ensemble import BatchEnsemble
 from covey.methods.hypernetwork import Hypernetwork
 from covey.methods.masksembles import Masksembles
@@ -13,19 +12,19 @@ from covey.methods.shapeshifter import ShapeShifter
 from covey.methods.slimmable import Slimmable
 from covey.methods.superweights import SuperWeights
 
-METHODS: dict[str, type[Method]] = {
-    "replicate": Replicate,
-    "deep-ensemble": DeepEnsemble,
-    "multi-head": MultiHead,
-    "norm-ensemble": NormEnsemble,
-    "batch-ensemble": BatchEnsemble,
-    "masksembles": Masksembles,
-    "mimo": MIMO,
-    "mc-dropout": MCDropout,
-    "hypernetwork": Hypernetwork,
-    "mixture": Mixture,
-    "superweights": SuperWeights,
-    "shapeshifter": ShapeShifter,
-    "slimmable": Slimmable,
-    "packed": Packed,
-}
+__all__ = [
+    "MIMO",
+    "BatchEnsemble",
+    "DeepEnsemble",
+    "Hypernetwork",
+    "MCDropout",
+    "Masksembles",
+    "Mixture",
+    "MultiHead",
+    "NormEnsemble",
+    "Packed",
+    "Replicate",
+    "ShapeShifter",
+    "Slimmable",
+    "SuperWeights",
+]

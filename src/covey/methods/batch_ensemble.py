@@ -2,29 +2,35 @@
 
     w_k = W * (s_k r_k^T)        y = ((x * r_k) W^T) * s_k + b_k
 
-Wen, Tran, Ba (2020). A layer of `in` inputs and `out` outputs with bias stores M (in + out + out) - out numbers
+Wen, Tran, Ba (2020). A layer of `in` inputs and `out` outputs with bias stores M (in + out + out) - out parameters
 more than in the network; with `norms="member"` a norm of c channels stores (M - 1) 2 c more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from covey.ensemble import Ensemble, Method
-from covey.errors import ConversionError, OptionError
+from covey.ensemble import Ensemble
+from covey.errors import ConversionError
+from covey.layout import Layout
+from covey.method import Method
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Where, axes, norms
-from covey.parts.plain import RankOne, Replicated, assemble, stack, values
+from covey.networks.layers import Where, norms
+from covey.options import check_between, check_choice, check_least
+from covey.parts.plain import RankOne, Replicated, assemble, stack
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchEnsemble(Method):
-    """Rank-one members.
+    """Each member scales the shared weights by two small vectors; about 1 % more parameters.
 
     Args:
         members: how many networks.
@@ -50,50 +56,79 @@ class BatchEnsemble(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.init not in ("normal", "sign", "ones"):
-            raise OptionError(f"init is 'normal', 'sign' or 'ones'; got {self.init!r}.")
-        if self.norms not in ("member", "shared"):
-            raise OptionError(f"norms is 'member' or 'shared'; got {self.norms!r}.")
-        if not 0 <= self.positive <= 1:
-            raise OptionError(f"positive is a probability, from 0 to 1; got {self.positive}.")
-        if self.spread < 0 or self.noise < 0:
-            raise OptionError(f"spread and noise are at least 0; got {self.spread} and {self.noise}.")
+        check_choice("init", self.init, ("normal", "sign", "ones"))
+        check_choice("norms", self.norms, ("member", "shared"))
+        check_between("positive", self.positive, 0, 1)
+        check_least("spread", self.spread, 0)
+        check_least("noise", self.noise, 0)
 
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
+    def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """Rank-one factors for every matrix; biases, and norms if asked, replicated; the rest shared."""
         (body,) = bodies
-        network = body.network
-        chosen = body.select(self.where)
-        matrices = {name: found for name in chosen if (found := axes(network, name)) is not None}
+        chosen, matrices = body.select(self.where), body.matrices(self.where)
         if not matrices:
             raise ConversionError(
                 f"none of the tensors that where={self.where!r} names is a weight matrix, "
                 "so there is nothing for a rank-one factor to act on."
             )
-        vectors = [name for name in chosen if network.get_parameter(name).ndim == 1]
-        if self.norms == "shared":
-            vectors = [name for name in vectors if name not in norms(network)]
-        rest = set(chosen) - set(matrices) - set(vectors)
+        common = norms(body.network) if self.norms == "shared" else set()
+        vectors = []
+        notes = {}
+        for name, tensor in body.values(chosen).items():
+            if tensor.ndim == 1 and name not in common:
+                vectors.append(name)
+            elif name not in matrices:
+                notes[name] = _why_shared(name, tensor)
+        tensors = {"rank_one": tuple(matrices), "replicated": vectors}
+        return Layout.of(bodies, own=[*matrices, *vectors], tensors=tensors, notes=notes)
+
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
+        """Draw the factors, copy the vectors."""
+        (body,) = bodies
+        weights = body.values(layout.tensors["rank_one"])
+        how = {}
+        r: dict[str, Tensor] = {}
+        s: dict[str, Tensor] = {}
+        for name, weight in weights.items():
+            how[name] = found = body.axes(name)
+            if found.inputs is not None:
+                r[name] = self._draw(weight, found.inputs)
+        for name, weight in weights.items():
+            s[name] = self._draw(weight, how[name].outputs)
+        vectors = body.values(layout.tensors["replicated"])
         gamma = 1 / self.members if self.gamma is None else self.gamma
         parts = {
-            "rank_one": RankOne(
-                values(network, matrices),
-                matrices,
-                {n: self._draw(network, n, a.inputs) for n, a in matrices.items() if a.inputs is not None},
-                {n: self._draw(network, n, a.outputs) for n, a in matrices.items()},
-                gamma=gamma,
-                lr=self.lr,
-            ),
-            "replicated": Replicated(
-                {n: stack(t, self.members) for n, t in values(network, vectors).items()}
-            ),
+            "rank_one": RankOne(weights, how, r, s, gamma=gamma, lr=self.lr),
+            "replicated": Replicated({name: stack(tensor, self.members) for name, tensor in vectors.items()}),
         }
-        return assemble(
-            self, body, parts, gamma=gamma, notes={name: _why_shared(network, name) for name in rest}
-        )
+        return assemble(self, bodies, layout, parts, gamma=gamma)
 
-    def _draw(self, network: nn.Module, name: str, size: int) -> Tensor:
-        like = network.get_parameter(name)
+    def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:
+        """P, M (in + out) for each matrix, and M - 1 further copies of each vector."""
+        (body,) = bodies
+        total = sum(tensor.numel() for tensor in body.network.parameters())
+        for name in layout.tensors["rank_one"]:
+            how = body.axes(name)
+            total += self.members * ((how.inputs or 0) + how.outputs)
+        for tensor in body.values(layout.tensors["replicated"]).values():
+            total += (self.members - 1) * tensor.numel()
+        return total
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Factors of one do."""
+        return self.init == "ones"
+
+    @property
+    def collapses(self) -> bool:
+        """The mean of the outer products is a weight like any other."""
+        return True
+
+    def full_gradient(self) -> Self:
+        """With gamma 1."""
+        return replace(self, gamma=1.0)
+
+    def _draw(self, like: Tensor, size: int) -> nn.Parameter:
         factors = torch.ones(self.members, size, dtype=like.dtype, device=like.device)
         if self.init == "normal":
             factors.normal_(1.0, self.spread)
@@ -104,8 +139,7 @@ class BatchEnsemble(Method):
         return nn.Parameter(factors)
 
 
-def _why_shared(network: nn.Module, name: str) -> str:
-    tensor = network.get_parameter(name)
+def _why_shared(name: str, tensor: Tensor) -> str:
     if ".parametrizations." in name:
         return "reparametrised weight, a rank-one factor would be normalised away; remove_parametrizations() first"
     if tensor.ndim == 1:

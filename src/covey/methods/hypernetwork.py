@@ -4,8 +4,8 @@
 
 Paper 1 (economical ensembles). Layers of one kernel and as many outputs form a group. Where the largest has twice the
 inputs of others, or a group has several layers, the group's tensor has half the inputs, and a layer is made in two
-chunks with an embedding each; chunk s fills inputs s, s + 2, ... With D_g numbers in the embeddings of group g, whose
-tensor has S_g numbers for each, C_g chunks, and P_m numbers in a member's norms, head and biases, it stores
+chunks with an embedding each; chunk s fills inputs s, s + 2, ... With embeddings of D_g entries in group g, whose
+tensor has S_g entries for each, C_g chunks, and P_m parameters in a member's norms, head and biases, it stores
 
     sum_g D_g S_g + M (sum_g D_g C_g + P_m) + the rest of the network.
 
@@ -15,7 +15,7 @@ On WRN-28-10 that is 35,844,320 + 25,016 M.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -24,18 +24,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from covey.ensemble import Ensemble, Method
-from covey.errors import ConversionError, OptionError
+from covey.ensemble import Ensemble
+from covey.errors import OptionError
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Axes, Where
-from covey.parts.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
-from covey.parts.plain import Replicated, assemble, values
-from covey.parts.templates import Bank, Makeup, Piece, Templates, fan_in, kaiming, orthogonal
+from covey.networks.layers import Axes
+from covey.options import check_choice
+from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.template_method import Draft, TemplateMethod
+from covey.parts.templates import BankSpec, Makeup, Piece, Templates, fan_in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hypernetwork(Method):
-    """Members are embeddings of one hypernetwork.
+class Hypernetwork(TemplateMethod):
+    """One small shared network makes every member's weights from the member's own embeddings.
 
     Args:
         members: how many networks.
@@ -43,106 +44,79 @@ class Hypernetwork(Method):
         budget: parameters that all members together must not exceed: a count (int) or a ratio to the network's
             (float); `sizes` are scaled together to the largest that fit. None takes them as they are.
         norms: whether members have norms of their own ("member") or share their scales and shifts ("shared").
-        linear: make the weights of linear layers, attention and recurrences too, not only of convolutions.
-        where: which layers are made.
-        gamma: factor of the hypernetwork's gradient.
-        keep: megabytes of generated weights that eval mode may keep.
     """
 
+    role = "hypernetwork"
+
     sizes: tuple[int, int, int] = (10, 7, 14)
-    budget: int | float | None = 1.0
     norms: Literal["member", "shared"] = "member"
-    linear: bool = False
-    where: Where = "all"
-    gamma: float = 1.0
-    keep: float = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget(self.budget)
         if len(self.sizes) != 3 or any(not isinstance(size, int) or size < 1 for size in self.sizes):
             raise OptionError(
                 "sizes are three whole numbers of at least 1, for the first layer, single layers and groups; "
                 f"got {self.sizes!r}."
             )
-        if self.norms not in ("member", "shared"):
-            raise OptionError(f"norms is 'member' or 'shared'; got {self.norms!r}.")
+        check_choice("norms", self.norms, ("member", "shared"))
 
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
-        """Hypernetworks for all chosen layers; heads, biases and norms replicated; the rest shared."""
-        if len(bodies) > 1:
-            raise ConversionError("Hypernetwork takes one network; SuperWeights takes several that differ.")
+    def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
+        """A hypernetwork for each group of layers."""
         (body,) = bodies
-        layers = layers_of(body, self.where, self.linear, "Hypernetwork")
+        layers = layers_of(body, self.where, self.linear, "Hypernetwork", idle[0])
         groups = chunk_groups(body, layers)
         own = own_names(body, layers, self.norms)
-        sizes = self._sizes(body, groups, own)
-        banks: dict[str, Bank] = {}
+        banks: dict[str, BankSpec] = {}
         makeup: dict[str, Makeup] = {}
-        for label, (group, size) in enumerate(zip(groups, sizes, strict=True)):
-            banks[f"hypernetwork {label}"], made = self._bank(
-                body, f"hypernetwork {label}", group, size, layers
-            )
+        for number, (group, size) in enumerate(zip(groups, self._sizes(body, groups, own), strict=True)):
+            label = f"hypernetwork {number}"
+            banks[label], made = self._bank(body, label, group, size, layers)
             makeup |= made
-        parts = {
-            "hypernetwork": Templates(
-                banks,
-                [{name: makeup[name] for name in layers}],
-                role="hypernetwork",
-                gamma=self.gamma,
-                keep=self.keep,
-            ),
-            "replicated": Replicated(own_copies(body, own, self.members)),
-        }
-        return assemble(self, body, parts, gamma=self.gamma)
+        ordered = {name: makeup[name] for name in layers}
+        return Draft(banks, [ordered], own)
 
     def _sizes(self, body: Anatomy, groups: Sequence[ChunkGroup], own: Sequence[str]) -> list[int]:
         """Embedding sizes by group: as given, or scaled to the budget."""
-        kinds = [0 if group.layers[0] in body.stem else 2 if len(group.layers) > 1 else 1 for group in groups]
-        rest = {n: t.numel() for n, t in body.network.named_parameters()}
+        kinds = [_size_index(body, group) for group in groups]
         made = {name for group in groups for name in group.layers}
-        fixed = sum(n * (self.members if name in own else 1) for name, n in rest.items() if name not in made)
+        fixed = fixed_cost(body, made, own, self.members)
 
         def cost(sizes: Sequence[int]) -> int:
-            each = (
-                sizes[kind] * (g.numbers + self.members * sum(g.chunks))
-                for g, kind in zip(groups, kinds, strict=True)
-            )
-            return fixed + sum(each)
+            total = fixed
+            for group, kind in zip(groups, kinds, strict=True):
+                total += sizes[kind] * (group.parameters + self.members * sum(group.chunks))
+            return total
 
-        sizes = list(self.sizes)
+        sizes: Sequence[int] = self.sizes
         if self.budget is not None:
             budget = allowance(self.budget, [body.network])
-            sizes = [1, 1, 1]
-            if cost(sizes) > budget:
-                largest = max(groups, key=lambda group: group.numbers)
-                raise too_small("Hypernetwork", budget, cost(sizes), largest.layers[0], largest.numbers)
+            least = cost([1, 1, 1])
+            if least > budget:
+                largest = max(groups, key=lambda group: group.parameters)
+                raise too_small("Hypernetwork", budget, least, largest.layers[0], largest.parameters)
             sizes = _scaled(self.sizes, lambda tried: cost(tried) <= budget)
         return [sizes[kind] for kind in kinds]
 
     def _bank(
         self, body: Anatomy, label: str, group: ChunkGroup, size: int, layers: dict[str, Axes]
-    ) -> tuple[Bank, dict[str, Makeup]]:
-        weights = values(body.network, group.layers)
+    ) -> tuple[BankSpec, dict[str, Makeup]]:
+        weights = body.values(group.layers)
         fans = {name: fan_in(weight, layers[name]) for name, weight in weights.items()}
-        like, fan, rows = next(iter(weights.values())), max(fans.values()), sum(group.chunks)
-        alpha = orthogonal(self.members, rows, size, like)
+        fan, rows = max(fans.values()), sum(group.chunks)
+        scales: list[float] = []
         makeup = {}
-        for name, first, chunks in zip(
-            group.layers, accumulate(group.chunks, initial=0), group.chunks, strict=False
-        ):
-            alpha[:, first : first + chunks] *= (fan / fans[name]) ** 0.5
-            pieces = (
-                Piece(
-                    label,
-                    tuple(k * rows + first + s for k in range(self.members)),
-                    group.block,
-                    into=(slice(None), slice(s, None, chunks)) if chunks > 1 else (),
-                )
-                for s in range(chunks)
-            )
+        starts = accumulate(group.chunks, initial=0)
+        for name, first, chunks in zip(group.layers, starts, group.chunks, strict=False):
+            scales += [(fan / fans[name]) ** 0.5] * chunks
+            pieces = []
+            for s in range(chunks):
+                own_rows = tuple(k * rows + first + s for k in range(self.members))
+                # chunk s fills inputs s, s + chunks, ...
+                into = (slice(None), slice(s, None, chunks)) if chunks > 1 else ()
+                pieces.append(Piece(label, own_rows, group.block, into))
             makeup[name] = Makeup(tuple(weights[name].shape), tuple(pieces))
-        return Bank(kaiming((size, *group.block), fan, like), alpha), makeup
+        alpha = (self.members, rows, size)
+        return BankSpec((size, *group.block), alpha, fan, tuple(scales)), makeup
 
 
 @dataclass(frozen=True)
@@ -154,9 +128,16 @@ class ChunkGroup:
     chunks: tuple[int, ...]
 
     @property
-    def numbers(self) -> int:
+    def parameters(self) -> int:
         """Of one template."""
         return math.prod(self.block)
+
+
+def _size_index(body: Anatomy, group: ChunkGroup) -> int:
+    """Which of the three `sizes` a group has."""
+    if group.layers[0] in body.stem:
+        return 0
+    return 2 if len(group.layers) > 1 else 1
 
 
 def chunk_groups(body: Anatomy, layers: dict[str, Axes]) -> list[ChunkGroup]:

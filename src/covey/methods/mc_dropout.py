@@ -2,28 +2,35 @@
 
     y_k = f(x; theta, z_k)        z_k the dropout masks, drawn anew in every forward pass
 
-Gal and Ghahramani (2016). Stores P numbers, as the network does. At test, whatever is random in train mode stays
+Gal and Ghahramani (2016). Stores P parameters, as the network does. At test, whatever is random in train mode stays
 random (dropout as a module or a function, inside attention and LSTMs, stochastic depth), while layers with running
 statistics answer as in eval mode.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from torch import nn
 
-from covey.ensemble import Ensemble, Method
+from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError, suggest
+from covey.layout import Layout
+from covey.method import Method, Share
 from covey.networks.anatomy import Anatomy, examine
 from covey.networks.layers import owner_of
 from covey.parts.plain import assemble
 
+_Dropout = nn.modules.dropout._DropoutNd
+
 
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(Method):
-    """Random members.
+    """Members are one network with its dropout left on at test; nothing to train differently, M passes to predict.
 
     Args:
         members: how many draws a prediction averages over.
@@ -42,39 +49,84 @@ class MCDropout(Method):
         if self.after and self.p is None:
             raise OptionError("after= puts dropout into the network and needs p=, its probability.")
 
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
-        """One network whose dropout stays on."""
-        body = self._with_dropout(bodies[0])
-        layers = [m for m in body.network.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-        if not body.random and not (body.random is None and any(layer.p > 0 for layer in layers)):
+    def design(self, bodies: Sequence[Anatomy]) -> Layout:
+        """Nothing is the members' own, so all buffers are shared; but the network must be random."""
+        (body,) = bodies
+        network = self._with_dropout(body.network)
+        if not self._is_random(body, network):
             raise ConversionError(
                 "MC-dropout needs a network that draws random numbers in train mode, and this one does not. Name the "
                 "modules to put dropout behind, such as MCDropout(p=0.2, after=('layer1.0.conv1',)), or set the "
                 "probability of the dropout layers it has with p=."
             )
-        bodies[0].random = True  # also where the dropout was put in just now
-        body.shared = frozenset(name for name, _ in body.network.named_buffers())
-        return assemble(self, body, {}, kind=DropoutEnsemble)
+        return Layout(shared_buffers=(tuple(name for name, _ in network.named_buffers()),))
 
-    def _with_dropout(self, body: Anatomy) -> Anatomy:
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
+        """One network whose dropout stays on."""
+        (body,) = bodies
+        network = self._with_dropout(body.network)
+        # behind a module that dropout was put, its tensors have longer names
+        state = frozenset(_renamed(name, self.after) for name in body.state)
+        edited = replace(body, network=network, state=state)
+        return assemble(self, [edited], layout, {}, kind=DropoutEnsemble)
+
+    def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:
+        """P."""
+        return sum(tensor.numel() for tensor in bodies[0].network.parameters())
+
+    @property
+    def keeps_weights(self) -> bool:
+        """The weights are kept, and so are the answers of one member taken out; a prediction is random."""
+        return True
+
+    @property
+    def collapses(self) -> bool:
+        """To the network itself."""
+        return True
+
+    @property
+    def allows_equal_members(self) -> bool:
+        """Random numbers tell members apart."""
+        return True
+
+    @property
+    def training_passes(self) -> float:
+        """Training runs one draw for each minibatch."""
+        return 1.0
+
+    def share_out(self, layout: Layout, samples: int, generator: torch.Generator | None = None) -> Share:
+        """One draw trains on the minibatch; further ones would be the same network with other random numbers."""
+        return Share((0,))
+
+    @property
+    def late_start(self) -> Literal["widen", "convert"]:
+        """A trained network is asked with its dropout on."""
+        return "convert"
+
+    def _with_dropout(self, network: nn.Module) -> nn.Module:
+        """A copy with the dropout that the options ask for; the network itself if they ask for none."""
         if self.p is None:
-            return body
-        for layer in body.network.modules():
-            if isinstance(layer, nn.modules.dropout._DropoutNd):
+            return network
+        network = copy.deepcopy(network)
+        for layer in network.modules():
+            if isinstance(layer, _Dropout):
                 layer.p = self.p
-        paths = dict(body.network.named_modules())
+        paths = dict(network.named_modules())
         for path in self.after:
             if path not in paths or not path:
                 raise ConversionError(f"after={path!r} is no module of the network{suggest(path, paths)}.")
-            parent = body.network.get_submodule(path.rpartition(".")[0])
-            setattr(parent, path.rpartition(".")[2], nn.Sequential(paths[path], nn.Dropout(self.p)))
-        if body.example is None:
-            body.random = True if self.after else body.random
-            return body
-        args, kwargs = body.example
-        edited = examine(body.network, example=kwargs if kwargs else args, output=body.output)
-        edited.given = body.given
-        return edited
+            above, _, leaf = path.rpartition(".")
+            setattr(network.get_submodule(above), leaf, nn.Sequential(paths[path], nn.Dropout(self.p)))
+        return network
+
+    def _is_random(self, body: Anatomy, network: nn.Module) -> bool:
+        """Whether a training pass draws random numbers: tried where there is an example, else told by its layers."""
+        if network is body.network and body.random is not None:
+            return body.random
+        if body.example is not None:
+            args, kwargs = body.example
+            return bool(examine(network, example=kwargs or args, output=body.output).random)
+        return any(isinstance(layer, _Dropout) and layer.p > 0 for layer in network.modules())
 
 
 class DropoutEnsemble(Ensemble):
@@ -83,13 +135,20 @@ class DropoutEnsemble(Ensemble):
     def train(self, mode: bool = True) -> DropoutEnsemble:
         """Set train or eval mode; what is random stays random in both."""
         super().train(mode)
-        for skeleton in self._skeletons:
-            skeleton.train()
-            if not mode:
-                for name in self.state[0].changing:
-                    skeleton.get_submodule(owner_of(name)).eval()
+        skeleton = self.skeleton()
+        skeleton.train()
+        if not mode:
+            for name in self.state[0].changing:
+                skeleton.get_submodule(owner_of(name)).eval()
         return self
 
     def collapse(self) -> nn.Module:
         """The network itself, which answers without dropout in eval mode."""
         return self.member(0)
+
+
+def _renamed(name: str, after: Sequence[str]) -> str:
+    for path in after:
+        if name.startswith(f"{path}."):
+            return f"{path}.0.{name.removeprefix(f'{path}.')}"
+    return name

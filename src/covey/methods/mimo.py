@@ -5,33 +5,41 @@
 Havasi et al. (2021): inputs concatenated on channels, one body, M heads. A convolution over concatenated channels is
 the sum of M convolutions, so the members' tensors are the first layer's weights W_j and the heads. Trained on M
 different inputs, asked with the same input M times: then member k is a plain network whose first layer has the weights
-sum_j W_j. Stores P + (M - 1) (first layer's weights + head) numbers.
+sum_j W_j. Stores P + (M - 1) (first layer's weights + head) parameters.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from covey.ensemble import Ensemble, Group, Method, Parameterization
+from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
+from covey.layout import Layout
+from covey.method import Method, Share
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import axes, fresh, owner_of
-from covey.parts.plain import Replicated, assemble, stack, values
+from covey.networks.initial import fresh
+from covey.networks.layers import axes, owner_of
+from covey.options import check_between, check_choice, check_whole
+from covey.parameterization import Group, Parameterization
+from covey.parts.plain import Replicated, assemble, stack
 from covey.run import Inputs
 from covey.tensors import Tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, kw_only=True)
 class MIMO(Method):
-    """Members that share one body and one forward pass.
+    """One network takes M inputs and gives M answers in a single pass; members share the body's capacity.
 
     Args:
         members: how many inputs and answers the network has.
@@ -41,6 +49,8 @@ class MIMO(Method):
         gamma: factor of the body's gradient.
     """
 
+    own_batches = True
+
     members: int = 3
     init: Literal["copy", "fresh"] = "fresh"
     repeats: int = 4
@@ -49,53 +59,105 @@ class MIMO(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.init not in ("copy", "fresh"):
-            raise OptionError(f"init is 'copy' or 'fresh'; got {self.init!r}.")
-        if self.repeats < 1:
-            raise OptionError(f"repeats is at least 1; got {self.repeats}.")
-        if not 0 <= self.rho <= 1:
-            raise OptionError(f"rho is a share, from 0 to 1; got {self.rho}.")
+        check_choice("init", self.init, ("copy", "fresh"))
+        check_whole("repeats", self.repeats)
+        check_between("rho", self.rho, 0, 1)
 
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
+    def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """First layers that are summed, heads that are replicated, a shared body."""
         (body,) = bodies
-        network = body.network
-        stem = [name for name in body.stem if axes(network, name) is not None]
+        stem = [name for name in body.stem if axes(body.network, name) is not None]
         for part, names in (("stem", stem), ("head", body.head)):
-            _check_layer(network, part, names)
-        if set(stem) & set(body.head):
-            raise ConversionError(
-                f"the first layer and the head share {sorted(set(stem) & set(body.head))}: MIMO needs two layers."
-            )
-        if self.init == "copy":
-            stems = {n: stack(t / self.members, self.members) for n, t in values(network, stem).items()}
-            heads = {n: stack(t, self.members) for n, t in values(network, body.head).items()}
-        else:
-            made = [fresh(network, None)[0] for _ in range(self.members)]
-            # M summed layers of this size have the variance of one
-            stems = {n: torch.stack([m.get_parameter(n) for m in made]) / self.members**0.5 for n in stem}
-            heads = {n: torch.stack([m.get_parameter(n) for m in made]) for n in body.head}
-        parts = {"stem": Summed(stems), "replicated": Replicated(heads)}
-        ensemble = assemble(self, body, parts, gamma=self.gamma, kind=JointEnsemble)
-        if body.example is not None:  # fail now rather than in training
-            args, kwargs = tree_map(lambda leaf: _repeated(leaf, self.members), body.example)
-            with ensemble.evaluating(), torch.no_grad():
-                ensemble(*args, per_member=True, **kwargs)
-        return ensemble
+            _check_layer(body.network, part, names)
+        both = sorted({*stem} & {*body.head})
+        if both:
+            raise ConversionError(f"the first layer and the head share {both}: MIMO needs two layers.")
+        layout = Layout.of(bodies, own=body.head, tensors={"stem": stem, "replicated": body.head})
+        self._try(bodies, layout)
+        return layout
 
-    def indices(self, batch: int, generator: torch.Generator | None = None) -> Tensor:
-        """Which samples each member sees in a training step, (M, batch * repeats).
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
+        """Draw or copy first layers and heads."""
+        (body,) = bodies
+        stem, head = (body.values(layout.tensors[label]) for label in ("stem", "replicated"))
+        if self.init == "copy":
+            stems = {name: stack(tensor / self.members, self.members) for name, tensor in stem.items()}
+            heads = {name: stack(tensor, self.members) for name, tensor in head.items()}
+        else:
+            made = [fresh(body.network) for _ in range(self.members)]
+            drawn = {n: torch.stack([net.get_parameter(n) for net in made]) for n in (*stem, *head)}
+            # M summed layers of this size have the variance of one
+            stems = {name: drawn[name] / self.members**0.5 for name in stem}
+            heads = {name: drawn[name] for name in head}
+        parts = {"stem": Summed(stems), "replicated": Replicated(heads)}
+        return assemble(self, bodies, layout, parts, gamma=self.gamma, kind=JointEnsemble)
+
+    def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:
+        """P + (M - 1) (first layer's weights + head)."""
+        (body,) = bodies
+        total = sum(tensor.numel() for tensor in body.network.parameters())
+        for label in ("stem", "replicated"):
+            for tensor in body.values(layout.tensors[label]).values():
+                total += (self.members - 1) * tensor.numel()
+        return total
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Copies do."""
+        return self.init == "copy"
+
+    @property
+    def collapses(self) -> bool:
+        """Heads that began as copies can be averaged."""
+        return True
+
+    @property
+    def forward_passes(self) -> float:
+        """All members share one pass."""
+        return 1.0
+
+    @property
+    def training_passes(self) -> float:
+        """A sample stands in a batch so many times."""
+        return float(self.repeats)
+
+    def share_out(self, layout: Layout, samples: int, generator: torch.Generator | None = None) -> Share:
+        """Each member sees the samples in an order of its own, (M, batch * repeats).
 
         Indices are repeated and shuffled; each member then shuffles the first 1 - rho of them again.
         """
-        order = torch.arange(batch).repeat(self.repeats)
+        order = torch.arange(samples).repeat(self.repeats)
         order = order[torch.randperm(len(order), generator=generator)]
         own = round((1 - self.rho) * len(order))
         rows = []
         for _ in range(self.members):
             shuffled = order[:own][torch.randperm(own, generator=generator)]
             rows.append(torch.cat([shuffled, order[own:]]))
-        return torch.stack(rows)
+        return Share(tuple(range(self.members)), torch.stack(rows))
+
+    @property
+    def late_start(self) -> Literal["widen", "convert"]:
+        """A trained network gets further inputs and heads."""
+        if self.init == "fresh":
+            raise OptionError(
+                "MIMO initialises first layers and heads anew (init='fresh'), so a network trained before would have "
+                "to learn from the start. Start it late with init='copy'."
+            )
+        return "convert"
+
+    def full_gradient(self) -> Self:
+        """With gamma 1."""
+        return replace(self, gamma=1.0)
+
+    def _try(self, bodies: Sequence[Anatomy], layout: Layout) -> None:
+        """Fail now rather than in training where the network cannot be run on all inputs at once."""
+        example = bodies[0].example
+        if example is None:
+            return
+        args, kwargs = tree_map(lambda leaf: _repeated(leaf, self.members), example)
+        ensemble = self.build(bodies, layout)
+        with ensemble.evaluating(), torch.no_grad():
+            ensemble(*args, per_member=True, **kwargs)
 
 
 class Summed(Parameterization):
@@ -124,7 +186,7 @@ class Summed(Parameterization):
         """One group of member tensors."""
         return [Group(list(self.phi.parameters()), "member")]
 
-    def numbers(self, name: str) -> int:
+    def parameter_count(self, name: str) -> int:
         """M times the network's."""
         return self.phi[name].numel()
 
@@ -165,15 +227,14 @@ class JointEnsemble(Ensemble):
         return outputs.unflatten(0, (self.members, -1))
 
     def _joint(self, tensors: dict[str, Tensor]) -> _Patched:
-        head = self.records[0]["head"]
-        paths = {owner_of(name): "head" for name in head} | {
-            owner_of(n): "stem" for n in self.parts["stem"].names
-        }
+        head = self.layout.tensors["replicated"]
+        paths = {owner_of(name): "head" for name in head}
+        paths |= {owner_of(name): "stem" for name in self.parts["stem"].names}
         forwards = {}
         for path, kind in paths.items():
             module = self.skeleton().get_submodule(path)
             each = [self._layer_tensors(path, k, kind, tensors) for k in range(self.members)]
-            forwards[module] = _Joint(copy.deepcopy(module), each, kind == "stem")
+            forwards[module] = _Joint(copy.deepcopy(module), each, joins=kind == "stem")
         return _Patched(forwards)
 
     def _layer_tensors(self, path: str, k: int, kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

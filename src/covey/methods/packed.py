@@ -1,55 +1,64 @@
 """Packed-Ensembles: M narrow members that together cost about as much as one network.
 
-    member k = the network with alpha / M of its width and gamma subgroups in its convolutions
+    member k = the network with alpha / M of its width and gamma groups in its convolutions
 
 Laurent et al. (2023). Members share nothing, so this is `Replicate("all")` of `narrow(network)`. As one network it has
 alpha times the channels, in M gamma groups: that is `ensemble.pack()`. With P(r) the parameters of the network at r
-times its width it stores M P(alpha / M) numbers, about alpha^2 / M of the network's.
+times its width it stores M P(alpha / M) parameters, about alpha^2 / M of the network's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from covey.ensemble import Ensemble, Method
+from covey import surgery
+from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
-from covey.networks.anatomy import Anatomy, listing, pick
-from covey.networks.layers import fresh, owner_of
+from covey.layout import Layout
+from covey.method import Method
+from covey.networks.anatomy import Anatomy, listing
+from covey.networks.calls import pick
+from covey.networks.initial import fresh, how_fresh
+from covey.networks.layers import owner_of
+from covey.options import check_above, check_choice, check_whole
 from covey.parts.plain import Replicated, assemble
-from covey.surgery.edits import apply_edits
 
 if TYPE_CHECKING:
-    from covey.surgery.width import Narrowed
+    from covey.surgery import Axis, Narrowed
 
-# Narrowing, slicing and packing are imported where they are used: they need sympy, a quarter of torch's import time.
+_WHY_APART = (
+    "members of a packed ensemble were initialised apart, so the mean of their weights is no trained network. "
+    "Average predictions instead."
+)
+_GIVEN = "given"  # in place of edits, where the user gave the narrow network
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Method):
-    """Members that are the network at a fraction of its width.
+    """M narrow networks that share nothing and together cost about as much as the one they were made from.
 
     Args:
         members: how many networks (M).
         alpha: width of all members together over the network's; each has alpha / M of it.
-        gamma: subgroups in the members' convolutions, but in the first layer and the first of a residual block;
-            lowered where a group would have less than 64 channels.
+        subgroups: the paper's gamma: groups in the members' convolutions, but in the first layer and the first of a
+            residual block; lowered where a group would have less than 64 channels.
         init: "fresh" initialises every member on its own; "same" gives all one fresh initialisation, so that only other
             batches can make them differ; "slice" cuts every member out of the trained network, other channels each.
         slices: with "slice", whether channels are dealt by "importance" (their squared weights) or at "random".
         heads: what happens to the number of attention heads: "round" scales it, rounding up; "exact" demands that it
             comes out whole; "keep" leaves it. Head width follows.
-        narrow: the narrow network, if the user would rather build it than have it found; alpha and gamma then say
-            nothing.
+        narrow: the narrow network, if the user would rather build it than have it found; alpha and subgroups then
+            say nothing.
     """
 
     alpha: float = 2.0
-    gamma: int = 1
+    subgroups: int = 1
     init: Literal["fresh", "same", "slice"] = "fresh"
     slices: Literal["importance", "random"] = "importance"
     heads: Literal["round", "exact", "keep"] = "round"
@@ -57,53 +66,106 @@ class Packed(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise OptionError(f"alpha is the width of all members together, above 0; got {self.alpha}.")
-        if not isinstance(self.gamma, int) or self.gamma < 1:
-            raise OptionError(f"gamma is a number of subgroups, at least 1; got {self.gamma!r}.")
-        for name, known in (
-            ("init", ("fresh", "same", "slice")),
-            ("slices", ("importance", "random")),
-            ("heads", ("round", "exact", "keep")),
-        ):
-            if getattr(self, name) not in known:
-                raise OptionError(f"{name} is one of {known}; got {getattr(self, name)!r}.")
+        check_above("alpha", self.alpha)
+        check_whole("subgroups", self.subgroups)
+        check_choice("init", self.init, ("fresh", "same", "slice"))
+        check_choice("slices", self.slices, ("importance", "random"))
+        check_choice("heads", self.heads, ("round", "exact", "keep"))
         if self.narrow is not None and self.init == "slice":
             raise OptionError("init='slice' cuts members out of the network; it cannot be had with narrow=.")
 
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
+    def design(self, bodies: Sequence[Anatomy]) -> Layout:
+        """The narrow network, as what changes in the one given, and where each member's channels come from."""
+        (body,) = bodies
+        if self.narrow is not None:
+            self._check_given(body)
+            return self._layout(body, self.narrow, {"edits": _GIVEN}, {}, how_fresh(self.narrow))
+        found = self._narrowed(body)
+        facts: dict[str, Any] = {"edits": found.edits}
+        if self.init == "slice":
+            facts["channels"] = _to_json(found.channels)
+            facts["seed"] = int(torch.randint(2**31, ()).item())
+            how = dict.fromkeys(dict(found.network.named_parameters()), "cut out of the trained network")
+        else:
+            how = how_fresh(found.network)
+        return self._layout(body, found.network, facts, _changes(body.network, found), how)
+
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
         """M narrow networks, all tensors their own."""
         (body,) = bodies
-        original = body.network
-        body.network, found, changes = self._member(body)
-        networks, how = self._initialised(original, body.network, found)
-        chosen = [name for name, p in body.network.named_parameters() if p.requires_grad]
-        stacked = {n: torch.stack([net.get_parameter(n).detach() for net in networks]) for n in chosen}
-        notes = {name: "; ".join(filter(None, (how.get(name), changes.get(name)))) for name in chosen}
-        why_apart = (
-            "members of a packed ensemble were initialised apart, so the mean of their weights is no trained network. "
-            "Average predictions instead."
-        )
-        part = Replicated(stacked, notes=notes, why_apart=why_apart)
-        ensemble = assemble(self, body, {"packed": part}, kind=PackedEnsemble)
-        _set_buffers(ensemble, networks)
+        small = self._small(body, layout)
+        networks = self._initialised(body.network, small, layout)
+        stacked = {}
+        for name in layout.tensors["packed"]:
+            stacked[name] = torch.stack([net.get_parameter(name).detach() for net in networks])
+        given = listing(small) if layout.facts["edits"] == _GIVEN else body.given
+        part = Replicated(stacked, notes=layout.notes, why_apart=_WHY_APART)
+        narrow_body = replace(body, network=small, given=given)
+        ensemble = assemble(self, [narrow_body], layout, {"packed": part}, kind=PackedEnsemble)
+        ensemble.state[0].set_own(networks)
         return ensemble
 
-    def _member(self, body: Anatomy) -> tuple[nn.Module, Narrowed | None, dict[str, str]]:
-        """The narrow network, how it was found, and what changed in each tensor."""
-        stored = body.extra.get("edits")
-        if stored is not None:
-            small = apply_edits(body.network, stored) if stored != "given" else body.network
-            return small, None, body.extra.get("changes", {})
-        from covey.surgery.sizes import TooNarrowError
-        from covey.surgery.width import check_runs, narrow
+    def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:
+        """M P(alpha / M); frozen tensors are shared."""
+        total = 0
+        for name, tensor in self._small(bodies[0], layout).named_parameters():
+            total += tensor.numel() * (self.members if name in layout.tensors["packed"] else 1)
+        return total
 
-        if self.narrow is not None:
-            if body.example is not None:
-                check_runs(self.narrow, body.network, *body.example, lambda answer: pick(answer, body.output))
-            _check_names(self.narrow, body.network)
-            body.extra["edits"], body.given = "given", listing(self.narrow)
-            return self.narrow, None, {}
+    def recall(
+        self, bodies: Sequence[Anatomy], extra: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
+    ) -> Layout:
+        """The edits were kept; channels were not, but stored tensors do not need them."""
+        (body,) = bodies
+        edits = extra["edits"]
+        small = body.network if edits == _GIVEN else surgery.apply_edits(body.network, edits)
+        changes = extra.get("changes", {})
+        layout = self._layout(body, small, {"edits": edits}, changes, {})
+        return replace(layout, shared_buffers=_stored_shared(tensors))
+
+    @classmethod
+    def renamed(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """`subgroups` was called `gamma` once."""
+        return {"subgroups" if name == "gamma" else name: value for name, value in options.items()}
+
+    @property
+    def forward_passes(self) -> float:
+        """M networks of alpha / M of the width."""
+        return self.alpha**2 / self.members
+
+    @property
+    def late_start(self) -> Literal["widen", "convert"]:
+        """Members are cut out of a trained network."""
+        if self.init != "slice":
+            raise OptionError(
+                f"Packed(init={self.init!r}) initialises its members anew, so nothing would be left of the training "
+                "before. Packed(init='slice') cuts them out of the trained network."
+            )
+        return "convert"
+
+    def _layout(
+        self,
+        body: Anatomy,
+        small: nn.Module,
+        facts: Mapping[str, Any],
+        changes: Mapping[str, str],
+        how: Mapping[str, str],
+    ) -> Layout:
+        chosen = [name for name, parameter in small.named_parameters() if parameter.requires_grad]
+        notes = {}
+        for name in chosen:
+            notes[name] = "; ".join(filter(None, (how.get(name), changes.get(name))))
+        return Layout.of([body], own=chosen, tensors={"packed": chosen}, notes=notes, facts=facts)
+
+    def _check_given(self, body: Anatomy) -> None:
+        assert self.narrow is not None
+        if body.example is not None:
+            surgery.check_runs(
+                self.narrow, body.network, *body.example, lambda answer: pick(answer, body.output)
+            )
+        _check_names(self.narrow, body.network)
+
+    def _narrowed(self, body: Anatomy) -> Narrowed:
         if body.example is None:
             raise ConversionError(
                 "Packed narrows the network by following an input through it: give convert() an example, "
@@ -111,38 +173,39 @@ class Packed(Method):
             )
         args, kwargs = body.example
         try:
-            found = narrow(
+            return surgery.narrow(
                 body.network,
                 self.alpha / self.members,
                 kwargs or args,
-                groups=self.gamma,
+                groups=self.subgroups,
                 heads=self.heads,
                 output=lambda answer: pick(answer, body.output),
             )
-        except TooNarrowError as problem:
+        except surgery.TooNarrowError as problem:
             raise ConversionError(
                 f"alpha {self.alpha:g} over {self.members} members leaves '{problem.layer}' without a channel; the "
                 f"smallest alpha that works is {self.members * problem.smallest:g}."
             ) from problem
-        changes = _changes(body.network, found)
-        body.extra["edits"], body.extra["changes"] = found.edits, changes
-        return found.network, found, changes
 
-    def _initialised(
-        self, original: nn.Module, small: nn.Module, found: Narrowed | None
-    ) -> tuple[list[nn.Module], dict[str, str]]:
-        if self.init == "slice" and found is not None:
-            from covey.surgery.slices import slice_weights
+    def _small(self, body: Anatomy, layout: Layout) -> nn.Module:
+        """The narrow network: given now, given when the ensemble was stored, or the one that the edits make."""
+        if layout.facts["edits"] == _GIVEN:
+            return body.network if self.narrow is None else self.narrow
+        return surgery.apply_edits(body.network, layout.facts["edits"])
 
-            seed = int(torch.randint(2**31, ()).item())
+    def _initialised(self, original: nn.Module, small: nn.Module, layout: Layout) -> list[nn.Module]:
+        hollow = next(small.parameters()).device.type == "meta"
+        if self.init == "slice" and not hollow:
+            channels = _from_json(layout.facts["channels"])
             networks = []
             for k in range(self.members):
-                cut = slice_weights(original, found.channels, k, self.members, by=self.slices, seed=seed)
-                networks.append(_with_tensors(fresh(small, None)[0], cut))
-            return networks, dict.fromkeys(dict(small.named_parameters()), "cut out of the trained network")
-        drawn = [fresh(small, None) for _ in range(1 if self.init == "same" else self.members)]
-        networks = [network for network, _ in drawn] * (self.members if self.init == "same" else 1)
-        return networks, drawn[0][1]
+                seed = layout.facts["seed"]
+                cut = surgery.slice_weights(original, channels, k, self.members, by=self.slices, seed=seed)
+                networks.append(_with_tensors(fresh(small), cut))
+            return networks
+        if self.init == "same":
+            return [fresh(small)] * self.members
+        return [fresh(small) for _ in range(self.members)]
 
 
 class PackedEnsemble(Ensemble):
@@ -155,10 +218,8 @@ class PackedEnsemble(Ensemble):
             *args: an input, from which ranks and shapes are read.
             **kwargs: inputs by keyword.
         """
-        from covey.surgery.pack import pack
-
         members = [self.member(k) for k in range(self.members)]
-        packed = pack(members, args, kwargs, self.about.output)
+        packed = surgery.pack(members, args, kwargs, self.output)
         return packed.train(self.training)
 
 
@@ -212,10 +273,21 @@ def _changes(network: nn.Module, found: Narrowed) -> dict[str, str]:
     return changes
 
 
-@torch.no_grad()
-def _set_buffers(ensemble: Ensemble, networks: Sequence[nn.Module]) -> None:
-    buffers, _ = ensemble.buffers_of(0)
-    for k, network in enumerate(networks):
-        new = dict(network.named_buffers())
-        for name, tensor in buffers.own.items():
-            tensor[k].copy_(new[name])
+def _stored_shared(tensors: Mapping[str, tuple[int, ...]]) -> tuple[tuple[str, ...]]:
+    """Names of the shared buffers, from the names of a stored ensemble's tensors."""
+    prefix = "state.0.shared."
+    names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+    return (tuple(name.replace("/", ".") for name in names),)
+
+
+def _to_json(channels: Mapping[str, Sequence[Axis]]) -> dict[str, list]:
+    return {name: [asdict(axis) for axis in axes] for name, axes in channels.items()}
+
+
+def _from_json(stored: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, tuple[Axis, ...]]:
+    return {name: tuple(map(_axis, axes)) for name, axes in stored.items()}
+
+
+def _axis(stored: Mapping[str, Any]) -> Axis:
+    parts = tuple(map(_axis, stored["parts"]))
+    return surgery.Axis(**{**stored, "parts": parts})

@@ -3,29 +3,41 @@
     w_k = phi_k for the chosen tensors,   w_k = theta for the others
 
 The plainest ensemble, and with other choices most baselines: all tensors, fresh (a deep ensemble); the head
-(multi-head, TreeNet, last layer); the norms and the head (late-phase BatchNorm). With P_c numbers in the chosen
-tensors and P_s in the others it stores M P_c + P_s numbers.
+(multi-head, TreeNet, last layer); the norms and the head (late-phase BatchNorm). With P_c parameters in the chosen
+tensors and P_s in the others it stores M P_c + P_s parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
-from covey.ensemble import Ensemble, Method
+from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
+from covey.layout import Layout
+from covey.method import Method, Share
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Where, fresh
-from covey.parts.plain import Replicated, assemble, stack, values
+from covey.networks.initial import fresh, how_fresh
+from covey.networks.layers import Where
+from covey.options import check_choice, check_least
+from covey.parts.plain import Replicated, assemble, stack
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_WHY_APART = (
+    "members were initialised apart (init='fresh'), so the mean of their weights is no trained network. "
+    "Average predictions instead, or start from one network with init='copy'."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicate(Method):
-    """Own copies of the tensors that `where` names.
+    """Each member has its own copy of the tensors you choose; the rest is shared.
 
     Args:
         members: how many networks.
@@ -48,42 +60,97 @@ class Replicate(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.init not in ("copy", "fresh"):
-            raise OptionError(f"init is 'copy' or 'fresh'; got {self.init!r}.")
-        if self.noise < 0 or self.decay < 0:
-            raise OptionError(f"noise and decay are at least 0; got {self.noise} and {self.decay}.")
+        check_choice("init", self.init, ("copy", "fresh"))
+        check_least("noise", self.noise, 0)
+        check_least("decay", self.decay, 0)
 
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
-        """M copies of the chosen tensors of one network."""
+    def design(self, bodies: Sequence[Anatomy]) -> Layout:
+        """The chosen tensors, and how each is initialised."""
         (body,) = bodies
         chosen = body.select(self.where)
         if not chosen and self.where:
             raise ConversionError(
                 f"where={self.where!r} names only frozen tensors, so members would not differ."
             )
-        if self.init == "copy":
-            copies = {n: stack(t, self.members, self.noise) for n, t in values(body.network, chosen).items()}
-            notes = dict.fromkeys(chosen, f"copies with noise {self.noise}" if self.noise else "copies")
-            why_apart, made = "", []
+        if self.init == "fresh":
+            drawn = how_fresh(body.network, self.factory)
+            notes = {name: drawn[name] for name in chosen}
         else:
-            drawn = [fresh(body.network, self.factory) for _ in range(self.members)]
-            made, notes = [network for network, _ in drawn], drawn[0][1]
-            copies = {n: torch.stack([net.get_parameter(n).detach() for net in made]) for n in chosen}
-            why_apart = (
-                "members were initialised apart (init='fresh'), so the mean of their weights is no trained network. "
-                "Average predictions instead, or start from one network with init='copy'."
-            )
-        part = Replicated(copies, notes=notes, decay=self.decay, why_apart=why_apart)
-        ensemble = assemble(
-            self, body, {"replicated": part}, gamma=1 / self.members if self.gamma is None else self.gamma
-        )
-        _restart_buffers(ensemble, made)
+            notes = dict.fromkeys(chosen, f"copies with noise {self.noise}" if self.noise else "copies")
+        return Layout.of(bodies, own=chosen, tensors={"replicated": chosen}, notes=notes)
+
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
+        """M copies of the chosen tensors of one network."""
+        (body,) = bodies
+        chosen = layout.tensors["replicated"]
+        made: list[nn.Module] = []
+        copies = {}
+        if self.init == "fresh":
+            made = [fresh(body.network, self.factory) for _ in range(self.members)]
+            for name in chosen:
+                copies[name] = torch.stack([network.get_parameter(name).detach() for network in made])
+        else:
+            for name, tensor in body.values(chosen).items():
+                copies[name] = stack(tensor, self.members, self.noise)
+        why_apart = _WHY_APART if self.init == "fresh" else ""
+        part = Replicated(copies, notes=layout.notes, decay=self.decay, why_apart=why_apart)
+        gamma = 1 / self.members if self.gamma is None else self.gamma
+        ensemble = assemble(self, bodies, layout, {"replicated": part}, gamma=gamma)
+        ensemble.state[0].set_own(made)  # members that were made anew start with new running statistics too
         return ensemble
+
+    def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:
+        """M P_c + P_s."""
+        chosen = layout.tensors["replicated"]
+        total = 0
+        for name, tensor in bodies[0].network.named_parameters():
+            total += tensor.numel() * (self.members if name in chosen else 1)
+        return total
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Copies do."""
+        return self.init == "copy"
+
+    @property
+    def collapses(self) -> bool:
+        """Copies of one network do."""
+        return self.init == "copy"
+
+    @property
+    def allows_equal_members(self) -> bool:
+        """With nothing chosen, members are a control that only adds up gradients."""
+        return self.where == ()
+
+    def share_out(self, layout: Layout, samples: int, generator: torch.Generator | None = None) -> Share:
+        """All members see the minibatch; where they share everything, one stands for all."""
+        return Share(tuple(range(self.members)) if layout.tensors["replicated"] else (0,))
+
+    @property
+    def late_start(self) -> Literal["widen", "convert"]:
+        """Copies can be started late."""
+        if self.init == "fresh":
+            raise OptionError(
+                f"{type(self).__name__} initialises every member anew (init='fresh'), so nothing would be left "
+                "of the training before. Copies of all tensors are Replicate(where='all')."
+            )
+        return "widen"
+
+    def before_late_start(self) -> Replicate:
+        """One member, whose tensors decay like any others: `decay` is for what members own."""
+        return replace(self, members=1, gamma=1.0, decay=1.0)
+
+    def full_gradient(self) -> Self:
+        """With gamma 1."""
+        return replace(self, gamma=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepEnsemble(Replicate):
-    """M networks that share nothing, each initialised anew (Lakshminarayanan et al., 2017). Stores M P numbers."""
+    """M networks that share nothing, each initialised anew: the strongest baseline, at M times the price.
+
+    Lakshminarayanan et al. (2017). Stores M P parameters.
+    """
 
     where: Where = "all"
     init: Literal["copy", "fresh"] = "fresh"
@@ -91,7 +158,10 @@ class DeepEnsemble(Replicate):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiHead(Replicate):
-    """One body, M heads initialised anew (TreeNet at its last layer; Lee et al., 2015)."""
+    """One shared body with M heads: hardly more expensive than one network, and hardly more diverse.
+
+    TreeNet at its last layer (Lee et al., 2015).
+    """
 
     where: Where = "head"
     init: Literal["copy", "fresh"] = "fresh"
@@ -99,17 +169,10 @@ class MultiHead(Replicate):
 
 @dataclass(frozen=True, kw_only=True)
 class NormEnsemble(Replicate):
-    """Own norms and heads, copied from the network: late-phase BatchNorm weights (von Oswald et al., 2021)."""
+    """Each member has its own norms and head, copied from the network; the rest is shared.
+
+    Late-phase BatchNorm weights (von Oswald et al., 2021).
+    """
 
     where: Where = ("norms", "head")
     noise: float = 0.0
-
-
-@torch.no_grad()
-def _restart_buffers(ensemble: Ensemble, made: list[nn.Module]) -> None:
-    """Members that were made anew start with new running statistics too."""
-    buffers, _ = ensemble.buffers_of(0)
-    for k, network in enumerate(made):
-        new = dict(network.named_buffers())
-        for name, tensor in buffers.own.items():
-            tensor[k].copy_(new[name])

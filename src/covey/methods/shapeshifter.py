@@ -10,101 +10,84 @@ its budget, if the vectors take all that is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from covey.ensemble import Ensemble, Method
 from covey.errors import OptionError
 from covey.methods.superweights.clusters import depth_bins
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Where
-from covey.parts.budget import allowance, check_budget, layers_of, own_copies, own_names, too_small
-from covey.parts.plain import Replicated, assemble
-from covey.parts.templates import Bank, FlatBank, Makeup, Separate, Templates, fan_in, flat_bank
+from covey.options import check_whole
+from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.template_method import Draft, TemplateMethod
+from covey.parts.templates import BankSpec, Makeup, fan_in, flat_bank
+
+Group = list[tuple[int, str]]
+"""Layers that share a vector: the number of the network and the tensor's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapeShifter(Method):
-    """Members read templates out of shared vectors.
+class ShapeShifter(TemplateMethod):
+    """Layers of any shape read their templates out of shared vectors; a baseline of SuperWeights.
 
     Args:
         members: how many members one network gives; several networks are one member each.
-        budget: trainable parameters of all members together: a count (int), or a ratio to the networks' mean (float).
         bins: how many groups the layers are divided into by depth.
         templates: how many a layer mixes.
-        linear: make the weights of linear layers, attention and recurrences too, not only of convolutions.
-        where: which layers are made.
-        gamma: factor of the vectors' gradient.
-        keep: megabytes of generated weights that eval mode may keep.
     """
 
-    budget: int | float = 1.0
+    role = "shapeshifter"
+    several_networks = "may"
+
     bins: int = 4
     templates: int = 4
-    linear: bool = False
-    where: Where = "all"
-    gamma: float = 1.0
-    keep: float = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_budget(self.budget)
-        if self.bins < 1 or self.templates < 1:
-            raise OptionError(f"bins and templates are at least 1; got {self.bins} and {self.templates}.")
+        if self.budget is None:
+            raise OptionError(
+                "budget is what ShapeShifter goes by: a count (int) or a ratio (float); got None."
+            )
+        check_whole("bins", self.bins)
+        check_whole("templates", self.templates)
 
-    def build(self, bodies: Sequence[Anatomy]) -> Ensemble:
-        """A vector for each group of layers; heads, biases and norms are each member's own."""
-        several = len(bodies) > 1
-        method = replace(self, members=len(bodies)) if several else self
-        layers = [
-            layers_of(body, self.where, self.linear, "ShapeShifter", i) for i, body in enumerate(bodies)
-        ]
-        owns = [own_names(body, made, "member") for body, made in zip(bodies, layers, strict=True)]
-        groups: list[list[tuple[int, str]]] = [[] for _ in range(self.bins)]
+    def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
+        """A vector for each group of layers."""
+        layers = []
+        for body, without in zip(bodies, idle, strict=True):
+            layers.append(layers_of(body, self.where, self.linear, "ShapeShifter", without))
+        groups: list[Group] = [[] for _ in range(self.bins)]
         for i, made in enumerate(layers):
             for position, name in enumerate(made):
                 groups[depth_bins(position, len(made), self.bins)].append((i, name))
         groups = [group for group in groups if group]
-        numbers = self._numbers(bodies, owns, groups)
-        banks: dict[str, Bank] = {}
+        owns = [own_names(body, made, "member") for body, made in zip(bodies, layers, strict=True)]
+        several = len(bodies) > 1
+        banks: dict[str, BankSpec] = {}
         makeup: list[dict[str, Makeup]] = [{} for _ in bodies]
-        for label, group, count in zip(
-            map("group {}".format, range(self.bins)), groups, numbers, strict=False
-        ):
+        lengths = self._lengths(bodies, owns, groups)
+        for number, (group, length) in enumerate(zip(groups, lengths, strict=True)):
             weights = [bodies[i].network.get_parameter(name) for i, name in group]
             fans = [fan_in(weight, layers[i][name]) for weight, (i, name) in zip(weights, group, strict=True)]
             shapes = [tuple(weight.shape) for weight in weights]
-            rows = 1 if several else self.members
-            bank, pieces = flat_bank(label, shapes, fans, count, self.templates, rows, weights[0])
-            if several:  # a row belongs to one layer of one member, there is no axis of members
-                bank = FlatBank(bank.theta, bank.alpha[0])
-            banks[label] = bank
+            label = f"group {number}"
+            # where networks differ, a row belongs to one layer of one member, and there is no axis of members
+            members = None if several else self.members
+            banks[label], pieces = flat_bank(label, shapes, fans, length, self.templates, members)
             for (i, name), piece in zip(group, pieces, strict=True):
                 makeup[i][name] = Makeup(piece.shape, (piece,))
-        part = Templates(banks, makeup, role="shapeshifter", gamma=self.gamma, keep=self.keep)
-        if several:
-            rest = [
-                {name: t for name, t in body.network.named_parameters() if name not in made}
-                for body, made in zip(bodies, makeup, strict=True)
-            ]
-            return Ensemble(method, bodies, {"shapeshifter": part, "own": Separate(rest)})
-        copies = Replicated(own_copies(bodies[0], owns[0], self.members))
-        return assemble(self, bodies[0], {"shapeshifter": part, "replicated": copies}, gamma=self.gamma)
+        return Draft(banks, makeup, () if several else owns[0])
 
-    def _numbers(
-        self,
-        bodies: Sequence[Anatomy],
-        owns: Sequence[Sequence[str]],
-        groups: Sequence[Sequence[tuple[int, str]]],
+    def _lengths(
+        self, bodies: Sequence[Anatomy], owns: Sequence[Sequence[str]], groups: Sequence[Group]
     ) -> list[int]:
-        """Numbers for each group's vector: room for its largest layer, the rest by the layers' share."""
+        """The length of each group's vector: room for its largest layer, the rest by the layers' share."""
         members = self.members if len(bodies) == 1 else 1
         made = {key for group in groups for key in group}
         sizes = [[bodies[i].network.get_parameter(name).numel() for i, name in group] for group in groups]
         fixed = members * self.templates * len(made)
         for i, (body, own) in enumerate(zip(bodies, owns, strict=True)):
-            for name, tensor in body.network.named_parameters():
-                fixed += tensor.numel() * (members if name in own else 1) * ((i, name) not in made)
+            fixed += fixed_cost(body, {name for j, name in made if j == i}, own, members)
+        assert self.budget is not None
         budget = allowance(self.budget, [body.network for body in bodies])
         least = [max(each) for each in sizes]
         left = budget - fixed - sum(least)
@@ -112,10 +95,10 @@ class ShapeShifter(Method):
             g = max(range(len(groups)), key=least.__getitem__)
             name = groups[g][sizes[g].index(least[g])][1]
             raise too_small("ShapeShifter", budget, fixed + sum(least), name, least[g])
-        # a vector longer than what its layers read would hold numbers that nothing uses
-        most = [members * self.templates * sum(each) for each in sizes]
         total = sum(map(sum, sizes))
-        return [
-            min(low + math.floor(left * sum(each) / total), top)
-            for low, each, top in zip(least, sizes, most, strict=True)
-        ]
+        lengths = []
+        for low, each in zip(least, sizes, strict=True):
+            # a vector longer than what its layers read would hold parameters that nothing uses
+            most = members * self.templates * sum(each)
+            lengths.append(min(low + math.floor(left * sum(each) / total), most))
+        return lengths

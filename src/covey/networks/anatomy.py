@@ -11,26 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError
-from covey.networks.layers import Where, canonical, owner_of, select, ties
+from covey.networks.calls import Arguments, Output, arguments, pick
+from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
 from covey.networks.trace import Trace, trace
 
-Output = str | int | None
 
-
-@dataclass
+@dataclass(frozen=True)
 class Anatomy:
     """A private copy of a network with all that was found out about it.
+
+    `examine` finds it out from an example, `recalled` reads it from what a stored ensemble remembers.
 
     Args:
         network: the copy, with its weights.
         head: names of the parameters of the layers that give the output.
         stem: names of the parameters of the layers that see the input first.
         state: names of the buffers that training changes (running statistics and the like).
-        example: an input as (args, kwargs), if one was given.
         output: which part of what the network returns is the answer.
-        extra: JSON-able facts that a method wants to keep with the stored ensemble.
-        shared: names of the buffers that all members share, when they are known from a stored ensemble.
         given: name -> [shape, dtype] of every tensor of the network as the user gave it.
+        example: an input as (args, kwargs), if one was given.
+        trace: what a forward pass of the example did, if there was one.
         random: whether a forward pass in train mode draws random numbers; None if that was not tried.
     """
 
@@ -38,22 +38,21 @@ class Anatomy:
     head: tuple[str, ...] = ()
     stem: tuple[str, ...] = ()
     state: frozenset[str] = frozenset()
-    example: tuple[tuple, dict[str, Any]] | None = None
     output: Output = None
-    extra: dict[str, Any] = field(default_factory=dict)
-    shared: frozenset[str] | None = None
-    given: dict[str, list] = field(default_factory=dict)
-    random: bool | None = None
+    given: Mapping[str, list] = field(default_factory=dict)
+    example: Arguments | None = None
     trace: Trace | None = None
+    random: bool | None = None
 
     def record(self) -> dict[str, Any]:
         """What a stored ensemble keeps of the network, as JSON holds it."""
         return {
-            "tensors": self.given,
+            "tensors": dict(self.given),
             "ties": ties(self.network),
             "head": list(self.head),
             "stem": list(self.stem),
-            "zoo": getattr(self.network, "covey_zoo", None),
+            "state": sorted(self.state),
+            "zoo": origin_of(self.network),
         }
 
     def select(self, where: Where) -> list[str]:
@@ -61,16 +60,37 @@ class Anatomy:
         names = select(self.network, where, head=self.head, stem=self.stem)
         return [name for name in names if self.network.get_parameter(name).requires_grad]
 
-    def shared_buffers(self, member_tensors: Iterable[str]) -> frozenset[str]:
-        """Buffers that all members share: constants, and the state of layers before any member tensor."""
-        if self.shared is not None:
-            return self.shared
-        buffers = {name for name, _ in self.network.named_buffers()}
+    def matrices(self, where: Where = "all") -> dict[str, Axes]:
+        """The parameters among them that are matrices, each with its axes; see `Axes`."""
+        found = {}
+        for name in self.select(where):
+            how = axes(self.network, name)
+            if how is not None:
+                found[name] = how
+        return found
+
+    def axes(self, name: str) -> Axes:
+        """How a parameter is a matrix, where it is known to be one."""
+        found = axes(self.network, name)
+        if found is None:
+            raise ConversionError(f"{name!r} is no weight matrix of this network.")
+        return found
+
+    def values(self, names: Iterable[str]) -> dict[str, nn.Parameter]:
+        """The network's parameters by name."""
+        return {name: self.network.get_parameter(name) for name in names}
+
+    def shared_buffers(self, own: Iterable[str]) -> tuple[str, ...]:
+        """Buffers that all members share where `own` are the tensors in which they differ.
+
+        Those are the constants, and the state of layers that come before any tensor of the members' own.
+        """
+        buffers = [name for name, _ in self.network.named_buffers()]
         if self.trace is None:
-            return frozenset(buffers - self.state)
-        met = self.trace.touched(member_tensors)
+            return tuple(name for name in buffers if name not in self.state)
+        met = self.trace.touched(own)
         owners = {owner_of(name) for name in self.state & met}
-        return frozenset(name for name in buffers if name not in self.state or owner_of(name) not in owners)
+        return tuple(name for name in buffers if name not in self.state or owner_of(name) not in owners)
 
 
 def examine(
@@ -90,74 +110,42 @@ def examine(
         head: the head's tensors or module, if the user would rather say than have it found.
         stem: the first layer's, likewise.
     """
-    body = Anatomy(_copy(network), output=output, given=listing(network))
+    copied = _copy(network)
+    facts: dict[str, Any] = {"state": _usual_state(copied)}
     if example is not None:
-        body.example = arguments(example)
-        body.trace, body.state = _probe(body.network, *body.example, output)
-        body.head = _whole_layers(body.network, body.trace.head())
-        body.stem = _whole_layers(body.network, body.trace.stem())
-        body.random = body.trace.random
-    else:
-        body.state = _usual_state(body.network)
+        given = arguments(example)
+        trace, state = _probe(copied, *given, output)
+        facts = {
+            "example": given,
+            "trace": trace,
+            "state": state,
+            "head": _whole_layers(copied, trace.head()),
+            "stem": _whole_layers(copied, trace.stem()),
+            "random": trace.random,
+        }
     if head is not None:
-        body.head = tuple(select(body.network, head))
+        facts["head"] = tuple(select(copied, head))
     if stem is not None:
-        body.stem = tuple(select(body.network, stem))
-    return body
+        facts["stem"] = tuple(select(copied, stem))
+    return Anatomy(copied, output=output, given=listing(network), **facts)
+
+
+def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> Anatomy:
+    """The anatomy of a network that an ensemble was made of before, from the ensemble's record of it."""
+    return Anatomy(
+        network,
+        head=tuple(record["head"]),
+        stem=tuple(record["stem"]),
+        state=frozenset(record["state"]),
+        output=output,
+        given=record["tensors"],
+    )
 
 
 def listing(network: nn.Module) -> dict[str, list]:
     """Every tensor of a network: name -> [shape, dtype]."""
     named = [*network.named_parameters(), *network.named_buffers()]
     return {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in named}
-
-
-def arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
-    """An example input as (args, kwargs)."""
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
-
-
-def pick(result: Any, output: Output) -> Tensor:
-    """The answer's tensor out of whatever a network returns.
-
-    >>> pick({"logits": torch.zeros(2, 3), "loss": None}, None).shape
-    torch.Size([2, 3])
-    """
-    if isinstance(result, Tensor) and output is None:
-        return result
-    try:
-        if output is None:
-            return _only(result)
-        found = getattr(result, output, None) if isinstance(output, str) else None
-        found = result[output] if found is None else found
-    except (KeyError, IndexError, TypeError) as error:
-        raise ConversionError(
-            f"output={output!r} is not in what the network returns: {_describe(result)}."
-        ) from error
-    if not isinstance(found, Tensor):
-        raise ConversionError(f"output={output!r} is a {type(found).__name__}, not a tensor.")
-    return found
-
-
-def _only(result: Any) -> Tensor:
-    if isinstance(result, Mapping) and isinstance(result.get("logits"), Tensor):
-        return result["logits"]
-    parts = list(result.values()) if isinstance(result, Mapping) else result
-    if isinstance(parts, tuple | list) and len(parts) == 1 and isinstance(parts[0], Tensor):
-        return parts[0]
-    raise ConversionError(
-        f"the network returns {_describe(result)}; say which part is the answer with output=, a key or a position."
-    )
-
-
-def _describe(result: Any) -> str:
-    if isinstance(result, Mapping):
-        return f"a {type(result).__name__} with the keys {', '.join(map(repr, result))}"
-    if isinstance(result, tuple | list):
-        return f"a {type(result).__name__} of {len(result)} parts ({', '.join(type(p).__name__ for p in result)})"
-    return f"a {type(result).__name__}"
 
 
 def _copy(network: nn.Module) -> nn.Module:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +167,7 @@ def hollow(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network, twins)
 
 
-def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+def filled(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A plain network: a copy of the skeleton that holds copies of the given tensors; ties are kept."""
     memo: dict[int, object] = {}
     for name, twin in [*skeleton.named_parameters(), *skeleton.named_buffers()]:
@@ -175,62 +176,6 @@ def fill(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     return copy.deepcopy(skeleton, memo)
 
 
-def fresh(network: nn.Module, factory: Callable[[], nn.Module] | None) -> tuple[nn.Module, dict[str, str]]:
-    """A newly initialised network of the same architecture, and how each parameter was drawn.
-
-    From the factory if there is one; a network of `covey.zoo` as the zoo makes it; else each layer through its own
-    `reset_parameters`, and tensors that no layer resets from a normal distribution with their own mean and standard
-    deviation, constants kept. Uses the global random state.
-    """
-    like = next(network.parameters())
-    if factory is not None:
-        made = factory().to(like)
-        difference = _difference(network, made)
-        if difference:
-            raise ConversionError(f"the factory gives another architecture than the network: {difference}.")
-        return made, dict.fromkeys(canonical(network).values(), "fresh from the factory")
-    if (from_zoo := _from_zoo(network)) is not None:
-        return from_zoo.to(like), dict.fromkeys(canonical(network).values(), "fresh as the zoo makes it")
-    made = copy.deepcopy(network)
-    reset: set[str] = set()
-    for path, module in made.named_modules():
-        restart = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if callable(restart):
-            restart()
-            reset |= {
-                f"{path}.{leaf}".removeprefix(".") for leaf, _ in module.named_parameters(recurse=False)
-            }
-    return made, {name: _redraw(name in reset, tensor) for name, tensor in made.named_parameters()}
-
-
-@torch.no_grad()
-def _redraw(is_reset: bool, tensor: Tensor) -> str:
-    if is_reset:
-        return "fresh by its layer's reset"
-    values = tensor.double()
-    spread = values.std(correction=0).item() if tensor.numel() > 1 else 0.0
-    if not spread:
-        return "constant, kept"
-    tensor.normal_(values.mean().item(), spread)
-    return "fresh from its own mean and spread"
-
-
-def _from_zoo(network: nn.Module) -> nn.Module | None:
-    """A new network of the zoo, if this is one and still has the shape that the zoo gives it."""
-    made_as = getattr(network, "covey_zoo", None)
-    if made_as is None:
-        return None
-    from covey import zoo
-
-    made = zoo.create(made_as["name"], **made_as["arguments"])
-    return None if _difference(network, made) else made
-
-
-def _difference(network: nn.Module, made: nn.Module) -> str:
-    """The first parameter that two networks do not have in common, or nothing."""
-    ours = {name: tuple(t.shape) for name, t in network.named_parameters()}
-    theirs = {name: tuple(t.shape) for name, t in made.named_parameters()}
-    for name in [*ours, *theirs]:
-        if ours.get(name) != theirs.get(name):
-            return f"{name!r} is {theirs.get(name, 'missing')} there and {ours.get(name, 'missing')} in the network"
-    return ""
+def origin_of(network: nn.Module) -> dict[str, Any] | None:
+    """The name and arguments with which `covey.zoo` made a network, or None if it is not one of the zoo's."""
+    return getattr(network, "covey_zoo", None)

@@ -3,59 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch import Tensor, nn
 
-from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Axes, Where, axes, fresh, norms, owner_of
-from covey.parts.plain import stack, values
+from covey.networks.initial import fresh
+from covey.networks.layers import Axes, Where, norms, owner_of
+from covey.options import is_number
+from covey.parts.plain import stack
 
 
-def layers_of(body: Anatomy, where: Where, linear: bool, method: str, number: int = 0) -> dict[str, Axes]:
+def unused(body: Anatomy) -> list[str]:
+    """Parameters that the answer does not depend on, such as an auxiliary head's; none where there is no example."""
+    if body.trace is None:
+        return []
+    used = body.trace.used()
+    return [name for name, _ in body.network.named_parameters() if name not in used]
+
+
+def layers_of(
+    body: Anatomy, where: Where, linear: bool, method: str, idle: Collection[str] = ()
+) -> dict[str, Axes]:
     """The weights that templates may make: convolutions, with `linear` all matrices; never norms or the head.
 
-    Layers that the answer does not depend on (an auxiliary head) are left out, they would only use up templates. Which
-    those are is kept with the ensemble, under the network's `number`: a stored one is built again without an example.
+    Args:
+        body: the network.
+        where: which tensors to look among.
+        linear: whether matrices count, and not only kernels.
+        method: for error messages.
+        idle: layers that the answer does not depend on (see `unused`); they would only use up templates.
     """
     if not body.head:
         raise ConversionError(
             f"{method} gives every member a head of its own and so must know it: give convert() an example input, "
             "from which it is found, or name it with head='module.path'."
         )
-    idle = f"idle {number}"
-    if body.trace is not None:
-        unused = {name for name, _ in body.network.named_parameters()} - body.trace.used()
-        body.extra |= {idle: sorted(unused)} if unused else {}
-    out = {*body.head, *norms(body.network), *body.extra.get(idle, ())}
-    found = {
-        name: how for name in body.select(where) if name not in out and (how := axes(body.network, name))
-    }
-    layers = {
-        name: how
-        for name, how in found.items()
-        if how.inputs is not None and (linear or body.network.get_parameter(name).ndim > 2)
-    }
+    left_out = {*body.head, *norms(body.network), *idle}
+    layers = {}
+    for name, how in body.matrices(where).items():
+        if name in left_out or how.inputs is None:
+            continue
+        if linear or body.network.get_parameter(name).ndim > 2:
+            layers[name] = how
     if not layers:
+        advice = (
+            "Name other layers."
+            if linear
+            else "Set linear=True to make those of linear layers, attention and recurrences too."
+        )
         raise ConversionError(
-            f"{method} makes the weights of convolutions, and where={where!r} names none. "
-            "Set linear=True to make those of linear layers, attention and recurrences too."
+            f"{method} makes the weights of {'layers' if linear else 'convolutions'} before the head, and "
+            f"where={where!r} names none. {advice}"
         )
     return layers
 
 
 def own_names(body: Anatomy, made: Iterable[str], norms_of: str) -> list[str]:
     """What each member has of its own besides: its head, the biases of made layers, and its norms if asked."""
-    names = set(body.head)
+    normal = norms(body.network)
+    chosen = set(body.head)
     if norms_of == "member":
-        names |= norms(body.network)
+        chosen |= normal
     owners = {owner_of(name) for name in made}
-    vectors = {
-        name for name, t in body.network.named_parameters() if t.ndim == 1 and owner_of(name) in owners
-    }
-    return [name for name in body.select("all") if name in names | (vectors - norms(body.network))]
+    for name, tensor in body.network.named_parameters():
+        if tensor.ndim == 1 and owner_of(name) in owners and name not in normal:
+            chosen.add(name)
+    return [name for name in body.select("all") if name in chosen]
 
 
 def own_copies(body: Anatomy, names: Sequence[str], members: int) -> dict[str, Tensor]:
@@ -63,16 +78,25 @@ def own_copies(body: Anatomy, names: Sequence[str], members: int) -> dict[str, T
 
     Members that share all else would never come apart without that. Uses the global random state.
     """
-    copies = {name: stack(tensor, members) for name, tensor in values(body.network, names).items()}
+    copies = {name: stack(tensor, members) for name, tensor in body.values(names).items()}
     for owner in dict.fromkeys(owner_of(name) for name in body.head):
-        prefix = f"{owner}." if owner else ""
         layer = body.network.get_submodule(owner)
+        prefix = f"{owner}." if owner else ""
+        redrawn = [name for name in names if name in body.head and owner_of(name) == owner]
         for k in range(1, members):
-            drawn = dict(fresh(layer, None)[0].named_parameters())
-            for name in names:
-                if name in body.head and owner_of(name) == owner:
-                    copies[name][k] = drawn[name.removeprefix(prefix)].detach()
+            drawn = dict(fresh(layer).named_parameters())
+            for name in redrawn:
+                copies[name][k] = drawn[name.removeprefix(prefix)].detach()
     return copies
+
+
+def fixed_cost(body: Anatomy, made: Collection[str], own: Collection[str], members: int) -> int:
+    """Parameters in everything that no bank makes."""
+    total = 0
+    for name, tensor in body.network.named_parameters():
+        if name not in made:
+            total += tensor.numel() * (members if name in own else 1)
+    return total
 
 
 def allowance(budget: int | float, networks: Sequence[nn.Module]) -> int:
@@ -85,35 +109,17 @@ def allowance(budget: int | float, networks: Sequence[nn.Module]) -> int:
 
 def check_budget(budget: int | float | None) -> None:
     """A count (int) or a ratio (float), above zero."""
-    fine = isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0
-    if budget is not None and not (fine and math.isfinite(budget)):
+    if budget is not None and not (is_number(budget) and budget > 0):
         raise OptionError(
             "budget is a number of parameters (an int) or a ratio to the network's (a float), above 0; "
             f"got {budget!r}."
         )
 
 
-def too_small(method: str, budget: int, minimum: int, layer: str, numbers: int) -> ConversionError:
+def too_small(method: str, budget: int, minimum: int, layer: str, parameters: int) -> ConversionError:
     """The error for a budget that cannot hold what must be there."""
     return ConversionError(
         f"{method} needs at least {minimum:,} parameters here, and the budget is {budget:,}. "
-        f"Of that minimum, {layer!r} alone takes {numbers:,}, the most of all layers. "
+        f"Of that minimum, {layer!r} alone takes {parameters:,}, the most of all layers. "
         "Raise the budget, take fewer members or a narrower network."
     )
-
-
-def anatomies(ensemble: Ensemble, networks: Sequence[nn.Module]) -> list[Anatomy]:
-    """What is known of an ensemble's networks, to build another ensemble out of networks like them."""
-    return [
-        Anatomy(
-            network,
-            tuple(record["head"]),
-            tuple(record["stem"]),
-            frozenset({*buffers.changing, *buffers.own.names}),
-            output=ensemble.about.output,
-            extra=ensemble.about.extra,
-            given=record["tensors"],
-            shared=frozenset(buffers.shared.names),
-        )
-        for network, record, buffers in zip(networks, ensemble.records, ensemble.state, strict=True)
-    ]

@@ -1,16 +1,19 @@
-"""The plainest parameterizations, of which most methods are made: shared, replicated and rank-one tensors."""
+"""The plainest parameterizations, of which most methods are made: shared, replicated, rank-one, each its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from covey.ensemble import Ensemble, Group, Method, Parameterization
+from covey.ensemble import Ensemble
 from covey.errors import CollapseError
+from covey.layout import Layout
+from covey.method import Method
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
+from covey.parameterization import Group, Parameterization
 from covey.tensors import Tensors, scale_gradient
 
 
@@ -35,13 +38,14 @@ class Shared(Parameterization):
         """One group."""
         return [Group(list(self.theta.parameters()), "shared")]
 
-    def numbers(self, name: str) -> int:
+    def parameter_count(self, name: str) -> int:
         """As many as the network has."""
         return self.theta[name].numel()
 
     def note(self, name: str) -> str:
         """Why the tensor is shared."""
-        return self.notes.get(name, "" if self.theta[name].requires_grad else "frozen, stays as it is")
+        frozen = "" if self.theta[name].requires_grad else "frozen, stays as it is"
+        return self.notes.get(name, frozen)
 
     def collapsed(self) -> dict[str, Tensor]:
         """Themselves."""
@@ -88,7 +92,7 @@ class Replicated(Parameterization):
         """One group."""
         return [Group(list(self.phi.parameters()), "member", self.lr, self.decay)]
 
-    def numbers(self, name: str) -> int:
+    def parameter_count(self, name: str) -> int:
         """M times the network's."""
         return self.phi[name].numel()
 
@@ -162,7 +166,7 @@ class RankOne(Parameterization):
             Group(vectors, "member", self.lr, decay=0.0),
         ]
 
-    def numbers(self, name: str) -> int:
+    def parameter_count(self, name: str) -> int:
         """The weight's and the vectors'; masks are not parameters."""
         vectors = [store[name] for store in (self.r, self.s) if name in store]
         return self.theta[name].numel() + sum(v.numel() for v in vectors if isinstance(v, nn.Parameter))
@@ -186,22 +190,63 @@ class RankOne(Parameterization):
         return {name: weight * self._factor(name, everyone).mean(0) for name, weight in self.theta.items()}
 
 
+class Separate(Parameterization):
+    """w_k = phi_k: each member has its own tensors, where members differ in shape so that they cannot be stacked."""
+
+    role = "member's own"
+
+    def __init__(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        super().__init__()
+        self.names = tuple(dict.fromkeys(name for each in tensors for name in each))
+        stores = []
+        for each in tensors:
+            stores.append(Tensors({name: _parameter(tensor) for name, tensor in each.items()}))
+        self.phi = nn.ModuleList(stores)
+
+    def member(self, k: int) -> dict[str, Tensor]:
+        """Member k's tensors."""
+        return dict(self.phi[k].items())  # type: ignore[operator]
+
+    def groups(self) -> list[Group]:
+        """One group."""
+        return [Group(list(self.phi.parameters()), "own")]
+
+    def parameter_count(self, name: str) -> int:
+        """All members' together."""
+        return sum(each[name].numel() for each in self.phi if name in each)  # type: ignore[operator,index]
+
+
 def assemble(
     method: Method,
-    body: Anatomy,
+    bodies: Sequence[Anatomy],
+    layout: Layout,
     parts: Mapping[str, Parameterization],
     *,
     gamma: float = 1.0,
-    notes: Mapping[str, str] | None = None,
     kind: type[Ensemble] = Ensemble,
 ) -> Ensemble:
-    """An ensemble of one network: what `parts` do not generate is shared by all members."""
+    """An ensemble out of what a method makes: tensors that `parts` do not generate are not the method's concern.
+
+    Where members are rows of one network, they share the rest; where networks differ, each member keeps its own.
+
+    Args:
+        method: of the ensemble.
+        bodies: its networks.
+        layout: what the method decided; its notes go into the coverage table.
+        parts: what the method makes, by label. A part without tensors is left out.
+        gamma: factor of the gradient of the shared rest.
+        kind: the class of the ensemble.
+    """
     taken = {name for part in parts.values() for name in part.names}
-    rest = {name: tensor for name, tensor in body.network.named_parameters() if name not in taken}
+    rests = []
+    for body in bodies:
+        rests.append({n: t for n, t in body.network.named_parameters() if n not in taken})
     found = {label: part for label, part in parts.items() if part.names}
-    if rest:
-        found["shared"] = Shared(rest, notes or {}, gamma)
-    return kind(method, [body], found)
+    if len(bodies) > 1 and any(rests):
+        found["own"] = Separate(rests)
+    elif any(rests):
+        found["shared"] = Shared(rests[0], layout.notes, gamma)
+    return kind(method, bodies, layout, found)
 
 
 def stack(tensor: Tensor, members: int, noise: float = 0.0) -> Tensor:
@@ -216,11 +261,6 @@ def rows(tensor: Tensor, members: Sequence[int]) -> Tensor:
     """The members' rows of a stacked tensor; the tensor itself if that is all of them."""
     members = list(members)
     return tensor if members == list(range(len(tensor))) else tensor[members]
-
-
-def values(network: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
-    """The network's parameters by name."""
-    return {name: network.get_parameter(name) for name in names}
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:

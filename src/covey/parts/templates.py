@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.ensemble import Group, Parameterization
 from covey.networks.layers import Axes
-from covey.tensors import Tensors, scale_gradient
+from covey.parameterization import Group, Parameterization, places
+from covey.tensors import scale_gradient
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,23 @@ class Piece:
     start: int = 0
     scale: float = 1.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        into = [[part.start, part.stop, part.step] for part in self.into]
+        return {**asdict(self), "into": into}
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Piece:
+        """From what `to_dict` gave."""
+        return Piece(
+            bank=stored["bank"],
+            rows=tuple(stored["rows"]),
+            shape=tuple(stored["shape"]),
+            into=tuple(slice(*part) for part in stored["into"]),
+            start=stored["start"],
+            scale=stored["scale"],
+        )
+
 
 @dataclass(frozen=True)
 class Makeup:
@@ -49,6 +66,66 @@ class Makeup:
 
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"shape": list(self.shape), "pieces": [piece.to_dict() for piece in self.pieces]}
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Makeup:
+        """From what `to_dict` gave."""
+        return Makeup(tuple(stored["shape"]), tuple(map(Piece.from_dict, stored["pieces"])))
+
+
+@dataclass(frozen=True)
+class BankSpec:
+    """The sizes of a bank, and how it is initialised.
+
+    Args:
+        theta: shape of the templates: (T, *block), or (n,) for a flat bank.
+        alpha: shape of the coefficients: (M, R, t) where each member has rows of its own, or (R, t).
+        fan: how many inputs an output of the layers sums over, for the variance of the templates.
+        scales: a factor of each of the R rows of coefficients at the start; 1 for all if empty.
+        slots: which t templates each row combines; all T if empty.
+    """
+
+    theta: tuple[int, ...]
+    alpha: tuple[int, ...]
+    fan: float
+    scales: tuple[float, ...] = ()
+    slots: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """How many the bank stores."""
+        return math.prod(self.theta) + math.prod(self.alpha)
+
+    def draw(self, like: Tensor) -> Bank:
+        """The bank, in `like`'s dtype and on its device. Uses the global random state."""
+        theta = kaiming(self.theta, self.fan, like)
+        sets = self.alpha[0] if len(self.alpha) == 3 else 1
+        rows, columns = self.alpha[-2:]
+        alpha = orthogonal(sets, rows, columns, like)
+        if self.scales:
+            alpha *= torch.tensor(self.scales).to(like)[:, None]
+        alpha = alpha.reshape(self.alpha)
+        if len(self.theta) == 1:
+            return FlatBank(theta, alpha)
+        where = "cpu" if like.device.type == "meta" else like.device
+        slots = torch.tensor(self.slots, device=where) if self.slots else None
+        return Bank(theta, alpha, slots)
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> BankSpec:
+        """From JSON's form of it."""
+        slots = tuple(tuple(row) for row in stored["slots"])
+        return BankSpec(
+            theta=tuple(stored["theta"]),
+            alpha=tuple(stored["alpha"]),
+            fan=stored["fan"],
+            scales=tuple(stored["scales"]),
+            slots=slots,
+        )
 
 
 class Bank(nn.Module):
@@ -65,7 +142,7 @@ class Bank(nn.Module):
     def __init__(self, theta: Tensor, alpha: Tensor, slots: Tensor | None = None) -> None:
         super().__init__()
         self.theta, self.alpha = nn.Parameter(theta), nn.Parameter(alpha)
-        self.register_buffer("slots", slots, persistent=False)  # follows from the method's options
+        self.register_buffer("slots", slots, persistent=False)  # stands in the layout
 
     def coefficients(self, rows: Sequence[int]) -> Tensor:
         """These rows, (len(rows), t)."""
@@ -141,13 +218,18 @@ class Templates(Parameterization):
         self._generated = sum(
             math.prod(made.shape) * len(made.pieces[0].rows) for each in self.makeup for made in each.values()
         )
+        self._places = places(self.members(), len(self.makeup))
         self._kept: dict[tuple, dict[str, Tensor]] = {}
         self._kept_for: list[tuple] = []
 
+    def place(self, k: int) -> tuple[int, int]:
+        """Where member k is: the number of its network, and its row among that network's members."""
+        return self._places[k]
+
     def member(self, k: int) -> dict[str, Tensor]:
         """Member k's tensors."""
-        body, row = (k, 0) if len(self.makeup) > 1 else (0, k)
-        return self._tensors(body, (row,), alone=True)
+        network, row = self._places[k]
+        return self._tensors(network, (row,), alone=True)
 
     def stacked(self, members: Sequence[int]) -> dict[str, Tensor]:
         """Several members' tensors, (len(members), *shape)."""
@@ -156,13 +238,15 @@ class Templates(Parameterization):
     def groups(self) -> list[Group]:
         """Templates, and coefficients without decay: members' where each has its own."""
         found = [Group([bank.theta for bank in self.named_banks().values()], "shared")]
-        for kind, ndim in (("member", 3), ("shared", 2)):
-            alphas = [bank.alpha for bank in self.named_banks().values() if bank.alpha.ndim == ndim]
-            if alphas:
-                found.append(Group(alphas, kind, decay=0.0))
+        own = [bank.alpha for bank in self.named_banks().values() if bank.alpha.ndim == 3]
+        common = [bank.alpha for bank in self.named_banks().values() if bank.alpha.ndim == 2]
+        if own:
+            found.append(Group(own, "member", decay=0.0))
+        if common:
+            found.append(Group(common, "shared", decay=0.0))
         return found
 
-    def numbers(self, name: str) -> int:
+    def parameter_count(self, name: str) -> int:
         """Its coefficients, and its share of the templates that it uses together with others."""
         return self._numbers[name]
 
@@ -243,41 +327,14 @@ class Templates(Parameterization):
             for name, how in makeup.items():
                 parts = []
                 for piece in how.pieces:
-                    if (
-                        piece.bank not in ready
-                    ):  # made when first used, and dropped after use, to hold little at a time
+                    # a bank's blocks are made when first used and dropped after use, to hold little at a time
+                    if piece.bank not in ready:
                         bank = self.named_banks()[piece.bank]
                         ready[piece.bank] = bank.blocks(users[piece.bank], members, self.gamma)[::-1]
                     parts.append(ready[piece.bank].pop())
                 made[name] = _filled(how, parts, len(members))
                 del parts
         return {name: tensor[0] for name, tensor in made.items()} if alone else made
-
-
-class Separate(Parameterization):
-    """w_k = phi_k: every member's own tensors where members differ in shape, so that they cannot be stacked."""
-
-    role = "member's own"
-
-    def __init__(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
-        super().__init__()
-        self.names = tuple(dict.fromkeys(name for each in tensors for name in each))
-        self.phi = nn.ModuleList(
-            Tensors({n: nn.Parameter(t.detach().clone(), t.requires_grad) for n, t in each.items()})
-            for each in tensors
-        )
-
-    def member(self, k: int) -> dict[str, Tensor]:
-        """Member k's tensors."""
-        return dict(self.phi[k].items())  # type: ignore[operator]
-
-    def groups(self) -> list[Group]:
-        """One group."""
-        return [Group(list(self.phi.parameters()), "own")]
-
-    def numbers(self, name: str) -> int:
-        """All members' together."""
-        return sum(each[name].numel() for each in self.phi if name in each)  # type: ignore[operator,index]
 
 
 # --- starting values ----------------------------------------------------------------------------------------------
@@ -295,6 +352,8 @@ def kaiming(shape: Sequence[int], fan: float, like: Tensor) -> Tensor:
 
 def orthogonal(sets: int, rows: int, columns: int, like: Tensor) -> Tensor:
     """Rows of length 1, (sets, rows, columns): orthogonal where there are columns enough, each set drawn apart."""
+    if like.device.type == "meta":
+        return like.new_empty(sets, rows, columns)
     drawn = torch.stack([nn.init.orthogonal_(torch.empty(rows, columns)) for _ in range(sets)])
     return (drawn / drawn.norm(dim=-1, keepdim=True)).to(like)
 
@@ -315,9 +374,8 @@ def flat_bank(
     fans: Sequence[float],
     numbers: int,
     templates: int,
-    members: int,
-    like: Tensor,
-) -> tuple[FlatBank, list[Piece]]:
+    members: int | None,
+) -> tuple[BankSpec, list[Piece]]:
     """A bank of `numbers` in one vector, and the pieces of layers, each of which begins to read where the last ended.
 
     Args:
@@ -326,17 +384,17 @@ def flat_bank(
         fans: their fan-ins.
         numbers: in the vector.
         templates: how many a layer mixes.
-        members: rows of coefficients for each layer, (M, R, t).
-        like: gives dtype and device.
+        members: M where each member has a row of coefficients for each layer; None where a layer is one member's.
     """
     rows = len(shapes)
-    alpha = orthogonal(members, rows, templates, like)
-    alpha *= torch.tensor([(max(fans) / fan) ** 0.5 for fan in fans]).to(like)[:, None]
+    alpha = (rows, templates) if members is None else (members, rows, templates)
+    scales = tuple((max(fans) / fan) ** 0.5 for fan in fans)
     pieces, start = [], 0
     for j, shape in enumerate(shapes):
-        pieces.append(Piece(label, tuple(k * rows + j for k in range(members)), shape, start=start))
+        own_rows = tuple(k * rows + j for k in range(members or 1))
+        pieces.append(Piece(label, own_rows, shape, start=start))
         start = (start + templates * flat_step(math.prod(shape), numbers, templates)) % numbers
-    return FlatBank(kaiming((numbers,), max(fans), like), alpha), pieces
+    return BankSpec((numbers,), alpha, max(fans), scales), pieces
 
 
 # --- private --------------------------------------------------------------------------------------------------------

@@ -20,11 +20,11 @@ def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:
         ensemble: SuperWeights.
         labels: what to call the networks; "member 0", ... by default.
     """
-    plan = ensemble.about.extra.get("superweights")
-    if plan is None:
+    groups = ensemble.layout.facts.get("clusters")
+    if groups is None:
         raise EvaluationError("the figure shows SuperWeights' clusters; this ensemble has none.")
-    found = {(body, name): i for i, group in enumerate(plan["clusters"]) for body, name in group}
-    networks = len(ensemble.state)
+    found = {(body, name): i for i, group in enumerate(groups) for body, name in group}
+    networks = len(ensemble.records)
     labels = list(labels or (f"member {k}" for k in range(networks)))
     shared = {i for i in set(found.values()) if sum(c == i for c in found.values()) > 1}
     with styled():

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from covey.errors import ConversionError
-from covey.networks.anatomy import Output, pick
+from covey.networks.calls import Output, pick
 from covey.networks.layers import owner_of, ties
 from covey.surgery.packer import Packer
 from covey.surgery.probe import failure

@@ -1,6 +1,6 @@
 """Training: `fit`, and the pieces it is made of for loops of one's own."""
 
-from covey.train.fit import fit
+from covey.train.engine import fit
 from covey.train.history import History
 from covey.train.recipe import Machine, Recipe
 from covey.train.schedules import Schedule

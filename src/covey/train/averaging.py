@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from covey.data import train_batch
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
-from covey.networks.anatomy import arguments
+from covey.networks import statistics
 from covey.train.recipe import Recipe
 from covey.train.schedules import epoch_of
 from covey.train.state import Job, Phase, State
@@ -69,34 +68,17 @@ class Average:
         return made
 
 
-@torch.no_grad()
 def refresh_statistics(module: nn.Module, inputs: Iterable[Any]) -> None:
-    """Estimate running statistics anew in one cumulative pass; for an ensemble, every member's.
+    """Estimate the running statistics of a network, or of every member of an ensemble, anew.
 
     Args:
         module: a network or an ensemble. Without running statistics nothing happens, and `inputs` is not read.
         inputs: batches, each a tensor (B, ...), a tuple of positional or a dict of keyword arguments.
-
-    Only layers with running statistics are in train mode meanwhile; dropout is off, as it is in use. With no batch
-    at all the statistics stay as they are.
     """
-    layers = _layers(module)
-    if not layers:
-        return
-    momenta = [layer.momentum for layer in layers]
-    seen = 0
-    with _only_training(module, layers):
-        try:
-            for batch in inputs:
-                args, kwargs = arguments(batch)
-                size = len(next(t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)))
-                for layer in layers:
-                    layer.momentum = size / (seen + size)
-                module(*args, **kwargs)
-                seen += size
-        finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
-                layer.momentum = momentum
+    if isinstance(module, Ensemble):
+        module.refresh_statistics(inputs)
+    else:
+        statistics.refresh_statistics(module, inputs)
 
 
 def averaged(phases: Sequence[Phase], recipe: Recipe) -> list[Phase]:
@@ -140,31 +122,3 @@ def training_inputs(job: Job) -> Iterator[Tensor]:
         epoch, indices = job.stream[number]
         inputs, _ = train_batch(job.data, indices, augment, seed=job.recipe.seed, epoch=epoch)
         yield inputs.to(job.fabric.device)
-
-
-def _layers(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:
-    """Layers that keep running statistics, in the ensemble's hollow networks or in the network."""
-    roots = [module.skeleton(k) for k in range(module.members)] if isinstance(module, Ensemble) else [module]
-    found = {
-        id(layer): layer
-        for root in roots
-        for layer in root.modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-    }
-    return list(found.values())
-
-
-@contextmanager
-def _only_training(module: nn.Module, layers: list[nn.modules.batchnorm._NormBase]) -> Iterator[None]:
-    """These layers in train mode, everything else in eval mode, and back."""
-    roots = [module.skeleton(k) for k in range(module.members)] if isinstance(module, Ensemble) else []
-    modes = {each: each.training for root in [module, *roots] for each in root.modules()}
-    module.eval()
-    module.training = True  # so that an ensemble writes its members' statistics back
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        for each, mode in modes.items():
-            each.training = mode

@@ -6,7 +6,6 @@ another number of shards see the same samples.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from covey.data import epoch_order
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
+from covey.seeds import generator_of, seed_of
 
 
 class Stream:
@@ -57,7 +57,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Microbatch:
     """A part of a share that runs in one forward and backward pass.
 
     Args:
@@ -75,20 +75,17 @@ class Piece:
     seed: int
 
 
-Plan = Callable[[Stream, int, Ensemble], tuple[list[Share], int]]
+BatchPlan = Callable[[Stream, int, Ensemble], tuple[list[Share], int]]
 """From the stream, the minibatches consumed so far and the ensemble to shares and how many minibatches they use."""
 
 
 def same(stream: Stream, consumed: int, ensemble: Ensemble) -> tuple[list[Share], int]:
-    """All members see the next minibatch. Members that differ only by random numbers train as one."""
+    """Members see the next minibatch, dealt out as their method says: usually all of it to everyone."""
     epoch, indices = stream[consumed]
-    if hasattr(ensemble.method, "indices"):  # members share a pass and see the samples in orders of their own
-        rows = ensemble.method.indices(len(indices), generator(stream.seed, "joint", consumed))
-        return [Share(everyone(ensemble), indices[rows], epoch)], 1
-    if hasattr(ensemble.method, "draw"):  # only some members train in a step
-        drawn = ensemble.method.draw(ensemble, generator(stream.seed, "drawn", consumed))
-        return [Share(tuple(drawn), indices, epoch)], 1
-    return [Share(everyone(ensemble), indices, epoch)], 1
+    chance = generator_of(stream.seed, "shared out", consumed)
+    dealt = ensemble.method.share_out(ensemble.layout, len(indices), chance)
+    rows = indices if dealt.rows is None else indices[dealt.rows]
+    return [Share(dealt.members, rows, epoch)], 1
 
 
 def split(stream: Stream, consumed: int, ensemble: Ensemble) -> tuple[list[Share], int]:
@@ -104,13 +101,13 @@ def independent(stream: Stream, consumed: int, ensemble: Ensemble) -> tuple[list
     return _grouped(parts), ensemble.members
 
 
-PLANS: dict[str, Plan] = {"same": same, "split": split, "independent": independent}
+PLANS: dict[str, BatchPlan] = {"same": same, "split": split, "independent": independent}
 
 
-def pieces(
+def microbatches(
     shares: Sequence[Share], *, shards: Sequence[int], of: int, chunk: int | None, key: Sequence[int]
-) -> Iterator[Piece]:
-    """Cut shares into the pieces that this process computes.
+) -> Iterator[Microbatch]:
+    """Cut shares into the parts that this process computes.
 
     Args:
         shares: of the whole step.
@@ -128,12 +125,12 @@ def pieces(
             size = chunk or len(share.members)
             for start in range(0, len(share.members), size):
                 rows = slice(start, start + size)
-                yield Piece(
+                yield Microbatch(
                     share.members[rows],
                     indices[rows] if indices.ndim == 2 else indices,
                     share.epoch,
                     indices.shape[-1] / whole,
-                    number(*key, shard, start),
+                    seed_of(*key, shard, start),
                 )
 
 
@@ -141,11 +138,10 @@ def check_plan(name: str, stream: Stream, ensemble: Ensemble, chunk: int | None)
     """Refuse plans that cannot work, before the first step."""
     if name not in PLANS:
         raise OptionError(f"plan is one of {', '.join(PLANS)}; got {name!r}.")
-    joint = hasattr(ensemble.method, "indices")
-    if joint and (name != "same" or chunk):
+    if ensemble.method.own_batches and (name != "same" or chunk):
         what = "member_chunk" if name == "same" else f"plan {name!r}"
         raise OptionError(
-            f"{type(ensemble.method).__name__} runs its members in one pass and makes their batches itself; "
+            f"{type(ensemble.method).__name__} makes its members' batches itself; "
             f"{what} does not go with it. Leave it out."
         )
     if name == "split":
@@ -155,23 +151,6 @@ def check_plan(name: str, stream: Stream, ensemble: Ensemble, chunk: int | None)
                 f"plan 'split' gives each of the {ensemble.members} members a part of every minibatch, and one of "
                 f"them has {least} samples ({stream.samples} in batches of {stream.batch}). Choose another batch."
             )
-
-
-def everyone(ensemble: Ensemble) -> tuple[int, ...]:
-    """The members that train: all, or the first where members differ only by the random numbers they draw."""
-    varies = any(part.varies for part in ensemble.parts.values())
-    return tuple(range(ensemble.members)) if varies else (0,)
-
-
-def number(*keys: int | str) -> int:
-    """A seed that is a function of the keys."""
-    digest = hashlib.blake2b(repr(keys).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
-
-
-def generator(*keys: int | str) -> torch.Generator:
-    """A generator of random numbers that depends on the keys only."""
-    return torch.Generator().manual_seed(number(*keys))
 
 
 def _grouped(parts: Sequence[tuple[int, Tensor]]) -> list[Share]:

@@ -9,21 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from covey import registry
 from covey.errors import StoreError, TrainingError
 from covey.files import whole
+from covey.tensor_files import read_tensors, write_tensors
 from covey.train.state import Job, State
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2  # the newest, and one more in case a disk damages it
 _log = logging.getLogger("covey")
 
@@ -81,20 +80,17 @@ def save(job: Job, state: State) -> Path | None:
         "rows": state.rows,
         "notes": state.notes,
         "runs": state.ensemble.runs,
-        "extra": state.ensemble.about.extra,
+        "layout": state.ensemble.layout.to_dict(),
         "optimizer": _plain_state(state),
         "precision": job.fabric.strategy.precision.state_dict(),
         "settings": settings(job, state),
-        "crc32": _crc(tensors),
     }
-    path = folder_of(job.folder) / f"{state.consumed:010d}.safetensors"
+    folder = folder_of(job.folder)
     try:
-        with whole(path) as temporary:
-            save_file(tensors, temporary, {"covey": json.dumps(about)})
-    except (OSError, SafetensorError) as error:
+        path = write_tensors(folder, f"{state.consumed:010d}", tensors, about)
+    except OSError as error:
         raise StoreError(
-            f"cannot write checkpoint {path.name} to {path.parent}: {error}. The one before is kept; make room and "
-            "resume."
+            f"cannot write a checkpoint to {folder}: {error}. The one before is kept; make room and resume."
         ) from error
     for old in _files(job.folder)[:-KEPT]:
         old.unlink(missing_ok=True)
@@ -104,13 +100,14 @@ def save(job: Job, state: State) -> Path | None:
 def newest(run: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]] | None:
     """The newest whole checkpoint of a run: its path, its record and its tensors. None if there is none."""
     for path in reversed(_files(run)):
+        if "-" not in path.stem:
+            raise StoreError(
+                f"the checkpoint {path} was written by an earlier version of covey, whose runs this one cannot go on "
+                "with: resume it with that version, or start again in another folder."
+            )
         try:
-            with safe_open(path, "pt") as file:
-                about = json.loads(file.metadata()["covey"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if about["crc32"] != _crc(tensors):
-                raise StoreError("its checksum is not the stored one")
-        except (OSError, SafetensorError, StoreError, KeyError, TypeError, ValueError) as error:
+            about, tensors = read_tensors(path)
+        except StoreError as error:
             _log.warning("checkpoint %s is damaged and not used: %s", path, error)
             continue
         if about.get("format") != FORMAT:
@@ -119,7 +116,7 @@ def newest(run: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]] | None:
     return None
 
 
-def fill(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def restore(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Put a checkpoint into a state whose ensemble and optimiser are those of its phase."""
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "kept": {}}
     for name, tensor in tensors.items():
@@ -144,10 +141,8 @@ def settings(job: Job, state: State) -> dict[str, Any]:
     """What a resumed run must have in common with the one before, as JSON holds it."""
     recipe = asdict(job.recipe)
     recipe.pop("checkpoint")
-    method = state.ensemble.method
-    kept = {k: v for k, v in asdict(method).items() if not callable(v)}
     record = {key: job.data.record.get(key) for key in ("source", "indices_sha256")}
-    found = {"recipe": recipe, "method": type(method).__name__, "options": kept, "data": record}
+    found = {"recipe": recipe, **registry.described(state.ensemble.method), "data": record}
     return json.loads(json.dumps(found, default=str))
 
 
@@ -178,7 +173,7 @@ def _tensors(state: State) -> dict[str, Tensor]:
     for index, values in enumerate(_optimizer_states(state)):
         found |= {f"optimizer:{index}:{key}": v for key, v in values.items() if isinstance(v, Tensor)}
     found |= {f"kept:{name}": tensor for name, tensor in state.kept.items()}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in found.items()}
+    return found
 
 
 def _plain_state(state: State) -> dict[str, dict[str, Any]]:
@@ -193,12 +188,3 @@ def _plain_state(state: State) -> dict[str, dict[str, Any]]:
 def _optimizer_states(state: State) -> list[dict[str, Any]]:
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     return [state.optimizer.state.get(p, {}) for p in parameters]
-
-
-def _crc(tensors: dict[str, Tensor]) -> int:
-    total = 0
-    for name in sorted(tensors):
-        flat = tensors[name].reshape(-1)
-        if flat.numel():
-            total = zlib.crc32(flat.view(torch.uint8).numpy().tobytes(), total)
-    return total

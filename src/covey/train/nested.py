@@ -22,12 +22,13 @@ from torch.optim import Optimizer
 
 from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
-from covey.loss import member_losses
-from covey.train.batches import Share, generator
+from covey.losses import member_losses
+from covey.seeds import generator_of
+from covey.train.batches import Share
 from covey.train.optimizer import Groups, make_optimizer
 from covey.train.recipe import Recipe
 from covey.train.state import Job, State
-from covey.train.step import apply_gradients, gather_gradients
+from covey.train.step import accumulate_gradients, apply_gradients
 
 Minibatch = tuple[Tensor, Tensor]  # inputs (B, ...), targets (B, ...)
 Losses = Callable[[Tensor, Tensor], Tensor]  # outputs (M, B, ...), targets (M, B, ...) -> (M,)
@@ -151,12 +152,12 @@ def row_optimizer(ensemble: Ensemble, recipe: Recipe) -> Optimizer:
 
 def drawn(job: Job, state: State) -> tuple[Tensor, int]:
     """The non-nested form in `fit`: a member drawn for this minibatch steps, and the shared tensors."""
-    chance = generator(job.recipe.seed, "drawn", state.consumed)
+    chance = generator_of(job.recipe.seed, "drawn", state.consumed)
     member = int(torch.randint(state.ensemble.members, (), generator=chance))
     epoch, indices = job.stream[state.consumed]
     for parameter in state.ensemble.parameters():
         parameter.grad = None
-    losses = gather_gradients(job, state, [Share((member,), indices, epoch)])
+    losses = accumulate_gradients(job, state, [Share((member,), indices, epoch)])
     state.optimizer.rows.hand_over([member])  # type: ignore[attr-defined]
     apply_gradients(job, state)
     return losses, 1
@@ -169,17 +170,17 @@ class _SharedStatistics:
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
-        self.buffers = ensemble.buffers_of(0)[0] if len(ensemble.state) == 1 else None
-        self.before = self.buffers.copies() if self.buffers is not None else {}
+        self.buffers = ensemble.state[0]  # where members differ in shape, none share statistics
+        self.before = self.buffers.copies() if ensemble.stackable else {}
         self.after: list[dict[str, Tensor]] = []
 
     def ran(self, count: int) -> None:
         """`count` members ran: note what they left and go back to the start."""
-        if self.buffers is not None and self.before:
+        if self.before:
             self.after.extend([self.buffers.copies()] * count)
             self.buffers.merge([self.before])
 
     def merge(self) -> None:
         """All members ran."""
-        if self.buffers is not None and self.after:
+        if self.after:
             self.buffers.merge(self.after)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from covey import registry
 from covey.combine import class_axis
-from covey.convert import convert
+from covey.conversion import convert
 from covey.data import Data
-from covey.ensemble import Ensemble, Method
+from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError, TrainingError
-from covey.methods import Replicate
+from covey.losses import LossName
+from covey.method import Method, Training, Turn
+from covey.methods.replicate import Replicate
+from covey.networks.modes import evaluating
 from covey.train import checkpoint
 from covey.train.alone import Alone
-from covey.train.averaging import averaged
-from covey.train.batches import PLANS, Piece, Stream, check_plan, pieces
+from covey.train.averaging import averaged, training_inputs
+from covey.train.batches import PLANS, Microbatch, Stream, check_plan, microbatches
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, Phase, State
 from covey.train.statistics import running
@@ -96,7 +101,9 @@ def make_job(
         checkpoint.prepare_folder(Path(folder), resume=resume)
     fabric.barrier()
     way = network.method if isinstance(network, Ensemble) else method
-    phases = tuple(averaged(_phases(way, recipe, data), recipe))
+    if folder is not None:
+        _check_storable(way, recipe)
+    phases = tuple(averaged(_phases(way, recipe), recipe))
     for phase in phases:
         if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
             raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
@@ -155,18 +162,87 @@ def settle(job: Job, state: State) -> None:
     ensemble.runs = job.fabric.broadcast(ensemble.runs)
 
 
-def _phases(method: Any, recipe: Recipe, data: Data) -> list[Phase]:
-    if hasattr(method, "phases"):
+def _phases(method: Any, recipe: Recipe) -> list[Phase]:
+    if isinstance(method, Training):
         return method.phases(recipe)
     if method is not None and not isinstance(method, Method):
         raise OptionError(
-            f"method is one of covey.METHODS' classes with options; got {type(method).__name__}."
+            f"method is one of covey.METHODS' or covey.TRAININGS' classes with options; got {type(method).__name__}."
         )
-    chosen = Replicate(members=1) if method is None else method
-    return [Phase(build=lambda network, job: build(network, chosen, job), end=recipe.epochs)]
+    return method_phases(Replicate(members=1) if method is None else method, recipe)
 
 
-def _loss(network: nn.Module, data: Data, recipe: Recipe) -> str:
+def method_phases(method: Method, recipe: Recipe) -> list[Phase]:
+    """One phase, and a further one after each of the method's turns.
+
+    Until a turn that starts again, the learning rate is the schedule's first; from then on the schedule has the epochs
+    that are left.
+    """
+    turns = list(method.turns())
+    _check_turns(turns, recipe)
+    begin = max((turn.epoch for turn in turns if turn.restart), default=0)
+
+    def rate(epoch: float) -> float:
+        if epoch < begin:
+            return recipe.schedule.at(0.0, lr=recipe.lr, epochs=begin)
+        return recipe.schedule.at(epoch - begin, lr=recipe.lr, epochs=recipe.epochs - begin)
+
+    own_rate = rate if begin else None
+    ends = [*(turn.epoch for turn in turns), recipe.epochs]
+    first = Phase(build=lambda network, job: build(network, method, job), end=ends[0], rate=own_rate)
+    later = [
+        Phase(build=_turning(turn), end=end, rate=own_rate, in_place=True)
+        for turn, end in zip(turns, ends[1:], strict=True)
+    ]
+    found = [first, *later]
+    if method.refreshes_statistics:
+        found[-1] = replace(found[-1], finish=_refreshed)
+    return found
+
+
+def _check_turns(turns: Sequence[Turn], recipe: Recipe) -> None:
+    for turn in turns:
+        if turn.epoch >= recipe.epochs:
+            raise OptionError(
+                f"the method changes its ensemble after {turn.epoch} epochs, and training ends at {recipe.epochs}: "
+                "train longer, or let it (refine_at, decouple_at) come earlier."
+            )
+
+
+def _turning(turn: Turn) -> Callable[[Any, Job], Ensemble]:
+    def change(ensemble: Ensemble, job: Job) -> Ensemble:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.recipe.seed)
+            turn.change(ensemble, _one_epoch(job))
+        return ensemble
+
+    return change
+
+
+def _refreshed(job: Job, state: State) -> Ensemble:
+    state.ensemble.refresh_statistics(training_inputs(job))
+    return state.ensemble
+
+
+def _one_epoch(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
+    """The training set once, without augmentation: the same in all processes."""
+    split, device = job.data.train, job.fabric.device
+    for rows in torch.arange(len(split)).split(job.recipe.batch):
+        targets = split.targets[rows].to(device)
+        if job.data.task == "language":
+            targets = targets.long()
+        yield job.data.prepare(split.inputs[rows]).to(device), targets
+
+
+def _check_storable(method: Any, recipe: Recipe) -> None:
+    """What the run ends with must be known under a name and have options that JSON holds."""
+    if isinstance(method, Training):
+        registry.described(method.result(recipe))
+    elif isinstance(method, Method):
+        registry.described(method)
+
+
+def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
     """The loss that is meant by the recipe for these data and this network."""
     if data.task != "regression":
         if recipe.loss not in ("auto", "cross-entropy", "binary"):
@@ -177,28 +253,17 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> str:
     if recipe.loss != "auto":
         return recipe.loss
     if isinstance(network, Ensemble):
-        return "gaussian" if network.about.task == "gaussian" else "mse"
-    with torch.no_grad():
-        outputs = _quietly(network, example(data).to(next(network.parameters()).device))
+        return "gaussian" if network.task == "gaussian" else "mse"
+    with torch.no_grad(), evaluating(network):
+        outputs = network(example(data).to(next(network.parameters()).device))
     return "gaussian" if outputs.shape[-1] == 2 else "mse"
-
-
-def _quietly(network: nn.Module, inputs: Tensor) -> Tensor:
-    training = network.training
-    network.eval()
-    try:
-        return network(inputs)
-    finally:
-        network.train(training)
 
 
 def _check_outputs(job: Job, ensemble: Ensemble) -> None:
     """The network must have an output for each class, or one or two for a number."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        ensemble.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), ensemble.evaluating():
         outputs = ensemble(example(job.data).to(job.fabric.device), members=[0])
-    ensemble.train()
-    axis = class_axis(outputs, ensemble.about.class_dim)
+    axis = class_axis(outputs, ensemble.class_dim)
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.loss == "gaussian" else 1)
     if found < wanted or (job.data.task == "regression" and found != wanted):
         raise DataError(
@@ -229,14 +294,14 @@ def _check_smallest(job: Job, state: State, plan: str) -> None:
         ) from error
 
 
-def _pieces(job: Job, state: State, stream: Stream, consumed: int = 0) -> list[Piece]:
+def _pieces(job: Job, state: State, stream: Stream, consumed: int = 0) -> list[Microbatch]:
     plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
     shares, _ = plan(stream, consumed, state.ensemble)
     chunk = job.chunk(state.phase)
-    return list(pieces(shares, shards=range(job.shards), of=job.shards, chunk=chunk, key=(0,)))
+    return list(microbatches(shares, shards=range(job.shards), of=job.shards, chunk=chunk, key=(0,)))
 
 
-def _try(job: Job, ensemble: Ensemble, piece: Piece) -> None:
+def _try(job: Job, ensemble: Ensemble, piece: Microbatch) -> None:
     """Run a piece and leave no trace but the choice of how to run."""
     before = {name: tensor.clone() for name, tensor in running(ensemble).items()}
     try:

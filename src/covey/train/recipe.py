@@ -10,7 +10,7 @@ from covey.data import Augment
 from covey.errors import OptionError
 from covey.train.schedules import Schedule, epoch_of
 
-Plan = Literal["same", "split", "independent"]
+PlanName = Literal["same", "split", "independent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Recipe:
 
     epochs: int = 20
     batch: int = 128
-    plan: Plan = "same"
+    plan: PlanName = "same"
     optimizer: Literal["sgd", "adam", "adamw", "lamb"] = "sgd"
     lr: float = 0.05
     momentum: float = 0.9

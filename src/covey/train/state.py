@@ -5,7 +5,7 @@ first, then an ensemble of it) has one phase for each, and each says how its obj
 
     Phase(build=single, end=120), Phase(build=start_late, end=200, plan="independent")
 
-A method that is more than one phase has `phases(recipe) -> list[Phase]`, which `fit` asks for. When a phase begins,
+A way of training (`covey.Training`) says its phases, which `fit` asks for. When a phase begins,
 `build` makes its ensemble, the optimiser is made anew, and the state of tensors that both objects share is carried
 over (see `optimizer.carry`). Whatever hooks keep between steps belongs in `State.kept` (tensors by name) and
 `State.notes` (plain numbers and words): both are checkpointed, nothing else is.
@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from covey.data import Data
 from covey.ensemble import Ensemble
+from covey.losses import LossName
 from covey.train.alone import Alone
 from covey.train.batches import Stream
 from covey.train.recipe import Machine, Recipe
@@ -48,8 +49,8 @@ class Phase:
             to `state.kept` and `state.notes`.
         answer: which ensemble is validated instead of the one that is trained, such as an average.
         finish: makes the ensemble that the run returns, at its end.
-        restore: where `build` depends on trained weights, what a resumed run calls instead, with `about.extra` of the
-            stored ensemble.
+        in_place: whether `build` changes the last phase's ensemble, going by its trained weights. A resumed run does
+            not call it, but builds from the layout that was stored.
     """
 
     build: Callable[[Any, Job], Ensemble]
@@ -61,15 +62,7 @@ class Phase:
     after_epoch: Callable[[Job, State], None] | None = None
     answer: Callable[[Job, State], Ensemble] | None = None
     finish: Callable[[Job, State], Ensemble] | None = None
-    restore: Callable[[Any, Job, dict[str, Any]], Ensemble] | None = None
-
-
-class Phased(Protocol):
-    """A way of training that is more than one phase."""
-
-    def phases(self, recipe: Recipe) -> list[Phase]:
-        """The phases, in order."""
-        ...
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ class Job:
     fabric: Fabric | Alone
     stream: Stream
     phases: tuple[Phase, ...]
-    loss: str
+    loss: LossName
     folder: Path | None = None
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covey.ensemble import Ensemble
 from covey.train.alone import Alone
-from covey.train.batches import Piece
+from covey.train.batches import Microbatch
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -45,9 +45,9 @@ class Statistics:
         self._write(self.before)
 
     @torch.no_grad()
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Microbatch) -> None:
         """Count what a piece did to the buffers."""
-        together = len(self.ensemble.state) == 1
+        together = self.ensemble.stackable
         for name in self.floats:
             # a buffer that members share is the mean over them; rows of members that did not run have no change
             shared = together and ".shared." in f".{name}"

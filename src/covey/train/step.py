@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from covey.data import train_batch
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
-from covey.loss import member_losses
-from covey.train.batches import PLANS, Piece, Share, pieces
+from covey.train.batches import PLANS, Microbatch, Share, microbatches
 from covey.train.recipe import Recipe
 from covey.train.state import Job, State
 from covey.train.statistics import Statistics, exchange
@@ -44,19 +43,19 @@ def plain(job: Job, state: State) -> tuple[Tensor, int]:
     plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
     shares, used = plan(job.stream, state.consumed, state.ensemble)
     state.optimizer.zero_grad(set_to_none=True)
-    losses = gather_gradients(job, state, shares)
+    losses = accumulate_gradients(job, state, shares)
     apply_gradients(job, state)
     return losses, used
 
 
-def gather_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
+def accumulate_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
     """Forward and backward over all pieces of a step, and over all processes.
 
     Returns each member's mean loss, (M,), NaN for members without samples. A loss that is no number is an error.
     """
     ensemble, recipe = state.ensemble, job.recipe
     mine = list(
-        pieces(
+        microbatches(
             shares,
             shards=job.my_shards,
             of=job.shards,
@@ -85,23 +84,22 @@ def gather_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
     return losses.masked_fill(idle, math.nan)
 
 
-def run_piece(job: Job, ensemble: Ensemble, piece: Piece) -> Tensor:
+def run_piece(job: Job, ensemble: Ensemble, piece: Microbatch) -> Tensor:
     """The losses (len(members),) of one forward pass."""
     recipe, device = job.recipe, job.fabric.device
     inputs, targets = train_batch(
         job.data, piece.indices, recipe.augment, seed=recipe.seed, epoch=piece.epoch
     )
     torch.manual_seed(piece.seed)
-    everyone = len(piece.members) == ensemble.members
     with job.fabric.autocast():
-        outputs = ensemble(
+        return ensemble.losses(
             inputs.to(device),
-            members=None if everyone else piece.members,
+            as_targets(targets, job.data.task).to(device),
+            members=piece.members,
             per_member=piece.indices.ndim == 2,
+            loss=job.loss,
+            smoothing=recipe.smoothing,
         )
-    targets = as_targets(targets, job.data.task).to(device)
-    exact = outputs if outputs.dtype == torch.float64 else outputs.float()
-    return member_losses(exact, targets, job.loss, recipe.smoothing)  # type: ignore[arg-type]
 
 
 def as_targets(targets: Tensor, task: str) -> Tensor:

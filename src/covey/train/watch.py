@@ -17,7 +17,7 @@ from covey.combine import Prediction, Regression
 from covey.data import Data, Split
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
-from covey.train.batches import number
+from covey.seeds import seed_of
 from covey.train.state import Job, State
 from covey.train.step import as_targets
 
@@ -40,7 +40,7 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
     device, fabric = job.fabric.device, job.fabric
     sums: Tensor | None = None
     names: list[str] = []
-    torch.manual_seed(number(job.recipe.seed, "validate", epoch, fabric.global_rank))
+    torch.manual_seed(seed_of(job.recipe.seed, "validate", epoch, fabric.global_rank))
     for part in torch.arange(len(split)).split(BATCH)[fabric.global_rank :: fabric.world_size]:
         inputs = job.data.prepare(split.inputs[part]).to(device)
         targets = as_targets(split.targets[part], job.data.task).to(device)

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, TrainingError
-from covey.loss import Kind, loss
+from covey.losses import LOSS_OF_TASK, loss
 from covey.methods.superweights.clusters import greedy_groups
-from covey.networks.anatomy import arguments
-from covey.networks.layers import fresh
-from covey.parts.budget import anatomies
+from covey.networks.calls import arguments
+from covey.networks.initial import fresh
 from covey.parts.templates import Bank, Piece, Templates, corner
 
 Key = tuple[int, str]  # member and tensor name
-_LOSS: dict[str, Kind] = {"classification": "cross-entropy", "regression": "mse", "gaussian": "gaussian"}
 
 
 def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> dict[Key, Tensor]:
@@ -30,7 +28,7 @@ def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -
         ensemble: SuperWeights.
         batches: inputs and targets; inputs are a tensor, a tuple or a dict as in `convert`.
     """
-    part, kind = _part(ensemble), _LOSS[ensemble.about.task]
+    part, kind = _part(ensemble), LOSS_OF_TASK[ensemble.task]
     total: dict[Key, Tensor] = {}
     with ensemble.evaluating():
         for inputs, targets in batches:
@@ -78,31 +76,29 @@ def refine(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> float:
     gives all members, their gradients are added. If the new clusters break the budget, tau is lowered by 0.05 until
     they do not. Returns the tau that was used.
     """
-    gradients = layer_gradients(ensemble, batches)
-    several = len(ensemble.state) > 1
+    if not ensemble.layout.facts["exploring"]:
+        return ensemble.layout.facts.get("tau", ensemble.method.tau)  # type: ignore[attr-defined]  # refined before
     summed: dict[Key, Tensor] = {}
-    for (k, name), gradient in gradients.items():
-        key = (k if several else 0, name)
+    for (k, name), gradient in layer_gradients(ensemble, batches).items():
+        key = (ensemble.network_of(k), name)
         summed[key] = summed[key] + gradient if key in summed else gradient
-    extra = ensemble.about.extra["superweights"]
-    clusters = [[(body, name) for body, name in cluster] for cluster in extra["clusters"]]
+    clusters = [[(body, name) for body, name in cluster] for cluster in ensemble.layout.facts["clusters"]]
     cosines = [similarity(summed, cluster) for cluster in clusters]
-    tau = ensemble.method.tau  # type: ignore[attr-defined]
+    method: Any = ensemble.method
+    networks = [fresh(network) for network in ensemble.networks()]
+    tau = method.tau
     while True:
-        refined = [
-            group
-            for cluster, cosine in zip(clusters, cosines, strict=True)
-            for group in greedy_groups(cluster, cosine, threshold=tau)
-        ]
-        groups = [[list(key) for key in group] for group in refined]
-        plan = {"exploring": False, "tau": tau, "clusters": groups, "rows": {}}
+        groups: list[list[Key]] = []
+        for cluster, cosine in zip(clusters, cosines, strict=True):
+            groups += greedy_groups(cluster, cosine, threshold=tau)
         try:
-            rebuild(ensemble, plan)
+            layout = method.redesign(ensemble.bodies(networks), ensemble.layout, groups, tau)
         except ConversionError:
             if tau < -1:
                 raise
             tau = round(tau - 0.05, 10)
             continue
+        ensemble.rebuild(layout, networks)
         return tau
 
 
@@ -116,20 +112,29 @@ def decouple(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> int:
     part = _part(ensemble)
     gradients = layer_gradients(ensemble, batches)
     added = 0
-    rows: dict[str, list[int]] = {}
     for label, bank in part.named_banks().items():
         pulls = _pulls(part, label, gradients)
         new = _split(bank, pulls, ensemble.method.beta)  # type: ignore[attr-defined]
-        rows[label] = list(new.values())
         before, after = bank.alpha.flatten(0, -2), max(new.values()) + 1
         if after > len(before):
             added += after - len(before)
             source = {row: old for (_, _, old), row in zip(pulls, new.values(), strict=True)}
             bank.alpha = nn.Parameter(before.detach()[[source[row] for row in range(after)]].clone())
             _point(part, label, new)
-    ensemble.about.extra["superweights"]["rows"] = rows
+    _note_rows(ensemble, part)
     part.refresh()
     return added
+
+
+def _note_rows(ensemble: Ensemble, part: Templates) -> None:
+    """Write the rows as they are now into the layout, so that a stored ensemble has them."""
+    facts = dict(ensemble.layout.facts)
+    facts["makeup"] = [{name: made.to_dict() for name, made in each.items()} for each in part.makeup]
+    banks = {}
+    for label, bank in part.named_banks().items():
+        banks[label] = {**facts["banks"][label], "alpha": list(bank.alpha.shape)}
+    facts["banks"] = banks
+    ensemble.layout = replace(ensemble.layout, facts=facts)
 
 
 def _pulls(
@@ -139,23 +144,23 @@ def _pulls(
     theta = part.named_banks()[label].theta.detach()
     found = {}
     for k, name, piece in _users(part, label):
-        body_row = k if len(part.makeup) == 1 else 0
+        _, row = part.place(k)
         gradient = gradients[k, name][piece.into] if piece.into else gradients[k, name]
         crop = theta[(slice(None), *corner(piece.shape))]
-        found[k, name, piece.rows[body_row]] = piece.scale * crop.flatten(1) @ gradient.flatten()
+        found[k, name, piece.rows[row]] = piece.scale * crop.flatten(1) @ gradient.flatten()
     return found
 
 
 def _users(part: Templates, label: str) -> list[tuple[int, str, Piece]]:
-    """(member, name, piece) of all that use a bank, in the order of the plan: member by member."""
-    several = len(part.makeup) > 1
-    return [
-        (k, name, piece)
-        for k in range(part.members())
-        for name, made in part.makeup[k if several else 0].items()
-        for piece in made.pieces
-        if piece.bank == label
-    ]
+    """(member, name, piece) of all that use a bank, in the order of the layout: member by member."""
+    found = []
+    for k in range(part.members()):
+        network, _ = part.place(k)
+        for name, made in part.makeup[network].items():
+            for piece in made.pieces:
+                if piece.bank == label:
+                    found.append((k, name, piece))
+    return found
 
 
 def _split(bank: Bank, pulls: Mapping[tuple[int, str, int], Tensor], beta: float) -> dict[Any, int]:
@@ -174,30 +179,16 @@ def _split(bank: Bank, pulls: Mapping[tuple[int, str, int], Tensor], beta: float
 
 def _point(part: Templates, label: str, rows: Mapping[tuple[int, str, int], int]) -> None:
     """Let the pieces of a bank use these rows."""
-    several = len(part.makeup) > 1
     by_user = {(k, name): row for (k, name, _), row in rows.items()}
-    for body, makeup in enumerate(part.makeup):
+    for network, makeup in enumerate(part.makeup):
+        members = [k for k in range(part.members()) if part.place(k)[0] == network]
         for name, made in makeup.items():
-            members = [body] if several else range(part.members())
-            pieces = tuple(
-                replace(piece, rows=tuple(by_user[k, name] for k in members))
-                if piece.bank == label
-                else piece
-                for piece in made.pieces
-            )
-            makeup[name] = replace(made, pieces=pieces)
-
-
-def rebuild(ensemble: Ensemble, plan: dict[str, Any]) -> None:
-    """Give an ensemble newly initialised parts and buffers for other clusters, in place."""
-    networks = [fresh(ensemble.member(i), None)[0] for i in range(len(ensemble.state))]
-    bodies = anatomies(ensemble, networks)
-    made = ensemble.method.build(
-        [replace(body, extra=body.extra | {"superweights": plan}) for body in bodies]
-    )
-    ensemble.parts, ensemble.state = made.parts, made.state
-    ensemble.about.extra = made.about.extra
-    ensemble.train(ensemble.training)
+            pieces = []
+            for piece in made.pieces:
+                if piece.bank == label:
+                    piece = replace(piece, rows=tuple(by_user[k, name] for k in members))
+                pieces.append(piece)
+            makeup[name] = replace(made, pieces=tuple(pieces))
 
 
 def _part(ensemble: Ensemble) -> Templates:

@@ -11,50 +11,68 @@ what it did before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from covey.convert import convert
-from covey.ensemble import Ensemble, Method
+from covey import registry
+from covey.conversion import convert
+from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
+from covey.method import Method, Training
 from covey.methods.replicate import Replicate
-from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Where, fresh
+from covey.networks.initial import fresh
+from covey.networks.layers import Where
+from covey.options import check_least
 from covey.parts.plain import Replicated
-from covey.train.batches import number
-from covey.train.prepare import build
+from covey.seeds import seed_of
+from covey.train.prepare import build, single
 from covey.train.recipe import Recipe
 from covey.train.schedules import epoch_of
 from covey.train.state import Job, Phase, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late:
-    """Train one member until `start`, then an ensemble around it. See `late`, which makes it."""
+class Late(Training):
+    """Train one network until `start`, then an ensemble around it, at the price of one network. See `late`.
 
-    method: Method
+    Args:
+        method: the ensemble to start: a method with options, or as one writes it on the command line, such as
+            "batch-ensemble:members=4,init=ones".
+        start: when: a share of training, or an epoch if 1 or more; 0 for a network that is trained already.
+        noise: Gaussian noise on the members' tensors, in units of each tensor's root mean square.
+        restart: tensors of the members that are initialised anew instead of copied, such as "head".
+        nested: every member takes a minibatch of its own, then the shared tensors move once, with the method's
+            gamma; otherwise a member drawn for each minibatch steps along with the shared tensors.
+        freeze: let only the members' tensors learn after the start.
+        collapse: end with one network, the average of the members' weights.
+    """
+
+    method: Method | str = "norm-ensemble"
     start: float = 0.6
     noise: float = 0.0
     restart: Where = ()
     nested: bool = True
     freeze: bool = False
     collapse: bool = False
+    _made: Method = field(init=False, repr=False, compare=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
-        if not isinstance(self.method, Method):
+        made = registry.parsed(self.method) if isinstance(self.method, str) else self.method
+        if not isinstance(made, Method):
             raise OptionError(
                 f"late(method) takes a method with options, such as NormEnsemble(members=10); got {self.method!r}."
             )
-        if getattr(self.method, "init", None) == "fresh":
+        object.__setattr__(self, "_made", made)
+        _ = made.late_start  # says why where it cannot be started late
+        check_least("noise", self.noise, 0)
+        check_least("start", self.start, 0)
+        if self.collapse and not made.collapses:
             raise OptionError(
-                f"{type(self.method).__name__} initialises every member anew (init='fresh'), so nothing would be left "
-                "of the training before. Copies of all tensors are Replicate(where='all')."
+                f"collapse=True averages the members' weights, which means nothing for {type(made).__name__}; leave "
+                "it out, and predictions are averaged."
             )
-        if self.noise < 0 or self.start < 0:
-            raise OptionError(f"start and noise are at least 0; got {self.start} and {self.noise}.")
 
     def phases(self, recipe: Recipe) -> list[Phase]:
         """One member until `start`, all members from then on."""
@@ -63,34 +81,47 @@ class Late:
             raise OptionError(
                 f"the ensemble would start at epoch {begin}, and training ends at {recipe.epochs}; start it earlier."
             )
-        late = Phase(
-            build=self._at_once if begin == 0 else self._widened,
+        if self._made.members == 1 and begin > 0:  # one member is the network that is trained anyway
+            return [Phase(build=self._alone, end=recipe.epochs, plan="same")]
+        together = Phase(
+            build=self._at_once if begin == 0 else self._started,
             end=recipe.epochs,
-            plan="independent" if self.nested else "same",
+            plan="same" if self._made.own_batches or not self.nested else "independent",
             step="plain" if self.nested else "drawn",
-            chunk=1,  # members one after the other, so that training needs the memory of one
+            chunk=None if self._made.own_batches else 1,  # one after the other, in the memory of one
             answer=_collapsed if self.collapse else None,
             finish=_collapsed if self.collapse else None,
         )
-        return [late] if begin == 0 else [Phase(build=self._alone, end=begin, plan="same"), late]
+        return [together] if begin == 0 else [Phase(build=self._alone, end=begin, plan="same"), together]
+
+    def result(self, recipe: Recipe) -> Method:
+        """One network if it is collapsed, else the method's members."""
+        return Replicate(members=1) if self.collapse else self._after()
 
     def _alone(self, network: nn.Module, job: Job) -> Ensemble:
-        return build(network, replace(_with_full_gradient(self.method), members=1), job)
+        if self._made.late_start == "convert":
+            return single(network, job)
+        return build(network, self._made.before_late_start(), job)
 
-    def _widened(self, network: nn.Module, job: Job) -> Ensemble:
+    def _started(self, network: nn.Module, job: Job) -> Ensemble:
         assert isinstance(network, Ensemble)
         seed = job.recipe.seed
-        return self._ready(widen(network, self._method(), noise=self.noise, restart=self.restart, seed=seed))
+        if self._made.late_start == "convert":
+            ensemble = build(network.member(0), self._after(), job)
+            _vary_(ensemble, self.noise, self.restart, seed)
+        else:
+            ensemble = widen(network, self._after(), noise=self.noise, restart=self.restart, seed=seed)
+        return self._ready(ensemble)
 
     def _at_once(self, network: nn.Module, job: Job) -> Ensemble:
-        ensemble = build(network, self._method(), job)
+        ensemble = build(network, self._after(), job)
         if ensemble is not network:  # an ensemble of the user's own has its noise already
             _vary_(ensemble, self.noise, self.restart, job.recipe.seed)
         return self._ready(ensemble)
 
-    def _method(self) -> Method:
+    def _after(self) -> Method:
         """The method; where one member steps at a time, with the gradient that it has alone."""
-        return self.method if self.nested else _with_full_gradient(self.method)
+        return self._made if self.nested else self._made.full_gradient()
 
     def _ready(self, ensemble: Ensemble) -> Ensemble:
         if self.freeze:
@@ -145,16 +176,14 @@ def widen(
         restart: tensors of the members that are initialised anew instead, such as "head".
         seed: of the noise and of the new initialisation.
     """
-    if ensemble.members != 1 or type(ensemble) is not Ensemble:
+    if ensemble.members != 1:
         raise ConversionError(
-            f"an ensemble is widened from one member that runs on its own; this {type(ensemble.method).__name__} "
-            f"has {ensemble.members}. Members that share a pass or differ in shape cannot be started late."
+            f"an ensemble is widened from one member; this {type(ensemble.method).__name__} has {ensemble.members}."
         )
     with torch.random.fork_rng(devices=[]):
-        wide = method.build([_anatomy(ensemble)])
+        wide = method.build(ensemble.bodies(ensemble.networks()), ensemble.layout)
     _copy_state(ensemble, wide)
-    wide.about = replace(ensemble.about, extra=dict(ensemble.about.extra))
-    wide.memory_format = ensemble.memory_format
+    wide.describe_like(ensemble)
     _vary_(wide, noise, restart, seed)
     return wide.to(next(ensemble.parameters()).device).train(ensemble.training)
 
@@ -169,26 +198,20 @@ def perturb_(ensemble: Ensemble, noise: float) -> None:
 
 def _vary_(ensemble: Ensemble, noise: float, restart: Where, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number(seed, "late"))  # not the stream that the network itself was drawn from
+        torch.manual_seed(seed_of(seed, "late"))  # not the stream that the network itself was drawn from
         if noise:
             perturb_(ensemble, noise)
         if restart:
-            _restart(ensemble, _anatomy(ensemble), restart)
+            _restart(ensemble, restart)
 
 
 def freeze_shared_(ensemble: Ensemble) -> None:
     """Let only the members' own tensors learn."""
     for part in ensemble.parts.values():
         for group in part.groups():
-            if group.kind == "shared":
+            if group.owner == "shared":
                 for parameter in group.parameters:
                     parameter.requires_grad_(False)
-
-
-def _with_full_gradient(method: Method) -> Method:
-    """The method with gamma 1, if it has one: a minibatch of one member moves the shared tensors in full."""
-    options: dict[str, Any] = {"gamma": 1.0} if hasattr(method, "gamma") else {}
-    return replace(method, **options)
 
 
 def _member_parameters(ensemble: Ensemble) -> list[nn.Parameter]:
@@ -196,26 +219,9 @@ def _member_parameters(ensemble: Ensemble) -> list[nn.Parameter]:
         parameter
         for part in ensemble.parts.values()
         for group in part.groups()
-        if group.kind == "member"
+        if group.owner == "member"
         for parameter in group.parameters
     ]
-
-
-def _anatomy(ensemble: Ensemble) -> Anatomy:
-    """What was found out about the network when the ensemble of one was made."""
-    buffers, _ = ensemble.buffers_of(0)
-    record = ensemble.records[0]
-    return Anatomy(
-        network=ensemble.member(0),
-        head=tuple(record["head"]),
-        stem=tuple(record["stem"]),
-        given=record["tensors"],
-        state=frozenset({*buffers.changing, *buffers.own.names}),
-        output=ensemble.about.output,
-        extra=dict(ensemble.about.extra),
-        shared=frozenset(buffers.shared.names),
-        random=True,
-    )
 
 
 def _copy_state(one: Ensemble, wide: Ensemble) -> None:
@@ -237,7 +243,8 @@ def _copy_state(one: Ensemble, wide: Ensemble) -> None:
 
 
 @torch.no_grad()
-def _restart(wide: Ensemble, body: Anatomy, where: Where) -> None:
+def _restart(wide: Ensemble, where: Where) -> None:
+    (body,) = wide.bodies(wide.networks())
     names = body.select(where)
     parts = [part for part in wide.parts.values() if isinstance(part, Replicated)]
     stored = {name: phi for part in parts for name, phi in part.phi.items()}
@@ -248,20 +255,15 @@ def _restart(wide: Ensemble, body: Anatomy, where: Where) -> None:
             "each. Replicate it, or leave it out."
         )
     for k in range(wide.members):
-        made, _ = fresh(body.network, None)
+        made = fresh(body.network)
         for name in names:
             stored[name][k].copy_(made.get_parameter(name))
 
 
 def _collapsed(job: Job, state: State) -> Ensemble:
     """The average of the members as an ensemble of one."""
-    about = state.ensemble.about
-    made = convert(
-        state.ensemble.collapse(),
-        Replicate(members=1),
-        output=about.output,
-        task=about.task,
-        class_dim=about.class_dim,
-    )
-    made.memory_format = state.ensemble.memory_format
+    ensemble = state.ensemble
+    made = convert(ensemble.collapse(), Replicate(members=1), output=ensemble.output)
+    made.describe_like(ensemble)
+    made.runs = {"train": "loop", "eval": "loop"}
     return made

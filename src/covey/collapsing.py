@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from covey.ensemble import Ensemble, Parameterization
 from covey.errors import CollapseError, OptionError
-from covey.networks.layers import fill
+from covey.networks.statistics import refresh_statistics
+from covey.parameterization import Parameterization
+
+if TYPE_CHECKING:
+    from covey.ensemble import Ensemble
+from covey.networks.layers import filled
 
 
 @torch.no_grad()
@@ -33,40 +37,39 @@ def collapse(
         average: "tensors" averages the members' tensors, for rank-one factors the outer products; "factors"
             averages what members own and makes the tensors of that. They differ for rank-one factors only.
         inputs: training inputs in batches, with which running statistics are estimated anew at the end; see
-            `covey.train.averaging.refresh_statistics`. Goes with norms="mean".
+            `covey.networks.statistics.refresh_statistics`. Goes with norms="mean".
     """
     if norms not in ("exact", "mean") or average not in ("tensors", "factors"):
         raise OptionError(
             f"norms is 'exact' or 'mean' and average 'tensors' or 'factors'; got {norms!r} and {average!r}."
         )
-    if len(ensemble.state) > 1:
+    if not ensemble.stackable:
         raise CollapseError("members of different shapes cannot be averaged into one network.")
     tensors: dict[str, Tensor] = {}
     for part in ensemble.parts.values():
         tensors |= part.collapsed() if average == "tensors" else _of_mean_factors(part)
     buffers, _ = ensemble.buffers_of(0)
     tensors |= dict(buffers.shared.items())
-    tensors |= {n: t.mean(0) if t.is_floating_point() else t[0] for n, t in buffers.own.items()}
+    for name, stacked in buffers.own.items():
+        tensors[name] = stacked.mean(0) if stacked.is_floating_point() else stacked[0]
     if norms == "exact":
-        members = [ensemble.tensors(k) | ensemble.buffers_of(0)[0].member(k) for k in range(ensemble.members)]
+        members = [ensemble.tensors(k) | buffers.member(k) for k in range(ensemble.members)]
         for path, module in ensemble.skeleton().named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
                 prefix = f"{path}." if path else ""
                 tensors |= _average_norm(prefix, module, members, tensors)
-    network = fill(ensemble.skeleton(), tensors)
+    network = filled(ensemble.skeleton(), tensors)
     if norms == "mean":
-        from covey.train.averaging import refresh_statistics  # training stands above this module
-
         refresh_statistics(network, inputs)
     return network
 
 
 def _of_mean_factors(part: Parameterization) -> dict[str, Tensor]:
-    """The tensors of a member whose own numbers are the members' mean."""
+    """The tensors of a member whose own parameters are the members' mean."""
     part.collapsed()  # says why where an average means nothing
     one = copy.deepcopy(part).train()  # in eval mode a part may keep tensors that it made before
     for group in one.groups():
-        if group.kind == "member":
+        if group.owner == "member":
             for phi in group.parameters:
                 phi.data = phi.data.mean(0, keepdim=True)
     return one.member(0)

@@ -10,11 +10,18 @@ from torch import Tensor
 from covey.combine import gaussian
 from covey.errors import OptionError
 
-Kind = Literal["cross-entropy", "binary", "gaussian", "mse"]
+LossName = Literal["cross-entropy", "binary", "gaussian", "mse"]
+
+LOSS_OF_TASK: dict[str, LossName] = {
+    "classification": "cross-entropy",
+    "regression": "mse",
+    "gaussian": "gaussian",
+}
+"""The loss that an ensemble of each task is trained with, unless another is asked for."""
 
 
 def member_losses(
-    outputs: Tensor, targets: Tensor, kind: Kind = "cross-entropy", smoothing: float = 0.0
+    outputs: Tensor, targets: Tensor, kind: LossName = "cross-entropy", smoothing: float = 0.0
 ) -> Tensor:
     """Each member's mean loss, (M,).
 
@@ -36,12 +43,16 @@ def member_losses(
         return F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none").flatten(1).mean(1)
     if kind not in ("cross-entropy", "binary"):
         raise OptionError(f"kind is 'cross-entropy', 'binary', 'gaussian' or 'mse'; got {kind!r}.")
+    if outputs.ndim < 3:
+        raise OptionError(
+            f"outputs have shape {tuple(outputs.shape)}; expected those of an ensemble, (members, batch, classes). "
+            "For a plain network's logits (batch, classes) use torch.nn.functional.cross_entropy."
+        )
     axis = _class_axis(outputs, targets)
     logits = outputs.movedim(axis, -1)
     if targets.is_floating_point():
-        goal = (
-            _for_members(outputs, targets, outputs.shape[1:]).movedim(axis, -1).reshape(-1, logits.shape[-1])
-        )
+        shares = _for_members(outputs, targets, outputs.shape[1:]).movedim(axis, -1)
+        goal = shares.reshape(-1, logits.shape[-1])
     else:
         goal = _for_members(logits[..., 0], targets, logits.shape[1:-1]).reshape(-1)
     flat = logits.reshape(-1, logits.shape[-1])
@@ -54,7 +65,9 @@ def member_losses(
     return each.view(len(outputs), -1).mean(1)
 
 
-def loss(outputs: Tensor, targets: Tensor, kind: Kind = "cross-entropy", smoothing: float = 0.0) -> Tensor:
+def loss(
+    outputs: Tensor, targets: Tensor, kind: LossName = "cross-entropy", smoothing: float = 0.0
+) -> Tensor:
     """The sum over members of their mean losses, a scalar. See `member_losses` for the arguments.
 
     The sum gives each member's tensors the gradient they would get alone. What the shared tensors get is scaled
@@ -78,7 +91,12 @@ def _class_axis(outputs: Tensor, targets: Tensor) -> int:
 
 
 def _for_members(outputs: Tensor, targets: Tensor, single: tuple[int, ...]) -> Tensor:
-    """Targets with the members' axis: as they are, or the same for all."""
+    """Targets with the members' axis: as they are, or the same for all.
+
+    Numbers to regress on may lack the axis of the network's one output.
+    """
+    if targets.shape != outputs.shape and (*targets.shape, 1) in (tuple(outputs.shape), tuple(single)):
+        targets = targets.unsqueeze(-1)
     if targets.shape == outputs.shape:
         return targets
     if tuple(targets.shape) == tuple(single):

@@ -12,13 +12,16 @@ import torch
 from torch import nn
 
 from covey.data import Data
-from covey.ensemble import Ensemble, Method
+from covey.ensemble import Ensemble
+from covey.layout import Layout
+from covey.method import Method, Training
+from covey.store import save as save_ensemble
 from covey.train import checkpoint, history
 from covey.train.history import History
 from covey.train.optimizer import carry, set_lr
 from covey.train.prepare import check_state, launch, make_job, settle
 from covey.train.recipe import Machine, Recipe
-from covey.train.state import Job, Phased, State
+from covey.train.state import Job, State
 from covey.train.steps import STEPS
 from covey.train.tensorboard import Board
 from covey.train.watch import (
@@ -40,7 +43,7 @@ def fit(
     data: Data,
     recipe: Recipe | None = None,
     *,
-    method: Method | Phased | None = None,
+    method: Method | Training | None = None,
     folder: str | Path | None = None,
     machine: Machine | None = None,
     resume: bool = False,
@@ -173,16 +176,17 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
     path, about, tensors = found
     ensemble: nn.Module | Sequence[nn.Module] = network
     for phase in job.phases[: about["phase"] + 1]:
-        if phase.restore is None:
+        if not phase.in_place:
             ensemble = phase.build(ensemble, job)
-        else:
-            ensemble = phase.restore(ensemble, job, about["extra"])
     assert isinstance(ensemble, Ensemble)
+    layout = Layout.from_dict(about["layout"])
+    if layout != ensemble.layout:  # it was changed on the way
+        ensemble.rebuild(layout, ensemble.networks())
     ensemble = _placed(job, ensemble)
     optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe)
     state = State(ensemble, optimizer, phase=about["phase"])
     checkpoint.check_settings(path, about["settings"], checkpoint.settings(job, state))
-    checkpoint.fill(job, state, about, tensors)
+    checkpoint.restore(job, state, about, tensors)
     _log.info("resumed from %s, after %d minibatches", path, state.consumed)
     return state, path
 
@@ -197,7 +201,7 @@ def _finish(job: Job, state: State) -> Ensemble:
         ensemble.load_state_dict(state.recall("best"))
     ensemble.eval()
     if job.folder is not None and job.leads:
-        ensemble.save(job.folder / "ensemble")
+        save_ensemble(ensemble, job.folder / "ensemble")
     job.fabric.barrier()
     return ensemble
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from covey.coverage import Coverage
-from covey.ensemble import Ensemble, Method
+from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
-from covey.networks.anatomy import Output, examine
-from covey.networks.layers import Where
+from covey.losses import LOSS_OF_TASK
+from covey.method import Method, Training
+from covey.networks.anatomy import Anatomy, examine
+from covey.networks.calls import Output
+from covey.networks.layers import Where, hollow
 
-TASKS = ("classification", "regression", "gaussian")
 
-
-@overload
 def convert(
     network: nn.Module | Sequence[nn.Module],
     method: Method,
@@ -30,35 +31,7 @@ def convert(
     task: str = "classification",
     class_dim: int | None = None,
     seed: int = 0,
-    dry_run: Literal[False] = False,
-) -> Ensemble: ...
-@overload
-def convert(
-    network: nn.Module | Sequence[nn.Module],
-    method: Method,
-    *,
-    example: Any = None,
-    output: Output = None,
-    head: Where | None = None,
-    stem: Where | None = None,
-    task: str = "classification",
-    class_dim: int | None = None,
-    seed: int = 0,
-    dry_run: Literal[True],
-) -> Coverage: ...
-def convert(
-    network: nn.Module | Sequence[nn.Module],
-    method: Method,
-    *,
-    example: Any = None,
-    output: Output = None,
-    head: Where | None = None,
-    stem: Where | None = None,
-    task: str = "classification",
-    class_dim: int | None = None,
-    seed: int = 0,
-    dry_run: bool = False,
-) -> Ensemble | Coverage:
+) -> Ensemble:
     """Turn a network into an ensemble. The network stays as it was, and so does the global random state.
 
     Args:
@@ -73,7 +46,6 @@ def convert(
         class_dim: the class axis of the network's output; by default where the head puts it, or if the head is not
             known 1 for (B, C, H, W) and more, else the last.
         seed: of all random choices that conversion makes.
-        dry_run: return only the coverage table.
 
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> from covey.methods import BatchEnsemble
@@ -81,43 +53,93 @@ def convert(
     >>> ensemble(torch.zeros(2, 4)).shape
     torch.Size([4, 2, 3])
     """
-    networks: list[nn.Module] = list(network) if isinstance(network, Sequence) else [network]
-    _check(networks, method, task)
-    bodies = [examine(net, example=example, output=output, head=head, stem=stem) for net in networks]
-    device_ids = sorted(
-        {p.device.index for net in networks for p in net.parameters() if p.device.type == "cuda"}
-    )
-    with torch.random.fork_rng(devices=device_ids):
+    _check_task(task)
+    method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
+    with torch.random.fork_rng(devices=_cuda_devices(bodies)):
         torch.manual_seed(seed)
-        ensemble = method.build(bodies)
-    if (
-        method.members > 1
-        and not any(part.varies for part in ensemble.parts.values())
-        and not bodies[0].random
-        and getattr(method, "where", None) != ()  # asked for: a control that only adds up gradients
-    ):
-        raise ConversionError(
-            f"{type(method).__name__} gives this network no tensor of the members' own and nothing in it is random, so "
-            "all members would be one. See the coverage table (dry_run=True) and the method's `where`."
-        )
-    if class_dim is None and bodies[0].head:
-        is_map = any(bodies[0].network.get_parameter(name).ndim > 2 for name in bodies[0].head)
-        class_dim = 1 if is_map else -1  # a convolution's outputs are on axis 1, a linear layer's on the last
-    ensemble.about.task, ensemble.about.class_dim, ensemble.about.seed = task, class_dim, seed
-    return ensemble.coverage if dry_run else ensemble
+        layout = method.design(bodies)
+        ensemble = method.build(bodies, layout)
+    _check_distinct(method, ensemble, bodies)
+    ensemble.task, ensemble.seed = task, seed
+    ensemble.class_dim = _class_dim(bodies[0]) if class_dim is None else class_dim
+    return ensemble
 
 
-def _check(networks: Sequence[nn.Module], method: Method, task: str) -> None:
+def dry_run(
+    network: nn.Module | Sequence[nn.Module],
+    method: Method,
+    *,
+    example: Any = None,
+    output: Output = None,
+    head: Where | None = None,
+    stem: Where | None = None,
+) -> Coverage:
+    """What `convert` would make of every tensor, as a table, without the memory that the ensemble would take.
+
+    Takes what `convert` takes.
+    """
+    method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
+    with torch.random.fork_rng(devices=_cuda_devices(bodies)):
+        torch.manual_seed(0)
+        layout = method.design(bodies)
+        ensemble = method.build([replace(body, network=hollow(body.network)) for body in bodies], layout)
+    return ensemble.coverage
+
+
+def _examined(
+    network: nn.Module | Sequence[nn.Module], method: Method, **options: Any
+) -> tuple[Method, list[Anatomy]]:
+    """The method for the networks given, and what is found out about them."""
+    networks: list[nn.Module] = list(network) if isinstance(network, Sequence) else [network]
+    _check(networks, method)
+    return method.for_networks(len(networks)), [examine(net, **options) for net in networks]
+
+
+def _class_dim(body: Anatomy) -> int | None:
+    """A convolution's outputs are on axis 1, a linear layer's on the last."""
+    if not body.head:
+        return None
+    is_map = any(body.network.get_parameter(name).ndim > 2 for name in body.head)
+    return 1 if is_map else -1
+
+
+def _cuda_devices(bodies: Sequence[Anatomy]) -> list[int]:
+    devices = {p.device for body in bodies for p in body.network.parameters()}
+    return sorted(device.index for device in devices if device.type == "cuda")
+
+
+def _check_distinct(method: Method, ensemble: Ensemble, bodies: Sequence[Anatomy]) -> None:
+    """Members that nothing tells apart are one network at the price of several."""
+    if method.members == 1 or method.allows_equal_members:
+        return
+    if ensemble.differ or bodies[0].random:
+        return
+    raise ConversionError(
+        f"{type(method).__name__} gives this network no tensor of the members' own and nothing in it is random, so "
+        "all members would be one. See the coverage table (covey.dry_run) and the method's `where`."
+    )
+
+
+def _check_task(task: str) -> None:
+    if task not in LOSS_OF_TASK:
+        raise OptionError(f"task is one of {', '.join(map(repr, LOSS_OF_TASK))}; got {task!r}.")
+
+
+def _check(networks: Sequence[nn.Module], method: Method) -> None:
     if isinstance(method, type):
         raise OptionError(
             f"method is an object with options, such as {method.__name__}(); got the class itself."
+        )
+    if isinstance(method, Training):
+        name = type(method).__name__
+        raise OptionError(
+            f"{name} is a way of training, so there is nothing to convert before training: call "
+            f"covey.fit(network, data, method={name}(...)), which returns the trained ensemble."
         )
     if not isinstance(method, Method):
         raise OptionError(
             f"method is one of covey.METHODS' classes with options; got {type(method).__name__}."
         )
-    if task not in TASKS:
-        raise OptionError(f"task is one of {', '.join(map(repr, TASKS))}; got {task!r}.")
     if not networks:
         raise OptionError("no network was given.")
     for network in networks:
@@ -143,6 +165,6 @@ def _check_network(network: nn.Module) -> None:
         if tensor.is_floating_point() and tensor.device.type != "meta" and not torch.isfinite(tensor).all():
             count = int((~torch.isfinite(tensor)).sum())
             raise ConversionError(
-                f"{name!r} holds {count} of {tensor.numel()} numbers that are NaN or infinite; "
+                f"{name!r} holds {count} of {tensor.numel()} values that are NaN or infinite; "
                 "repair or re-initialise the network before converting it."
             )

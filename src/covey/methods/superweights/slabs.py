@@ -1,0 +1,237 @@
+"""How clusters of layers are cut into slabs, and how many templates each slab gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from covey.errors import ConversionError
+from covey.methods.superweights.clusters import Slab, allocate, cut, depth_bins, shared_out
+from covey.networks.anatomy import Anatomy
+from covey.networks.layers import Where
+from covey.parameterization import places
+from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.template_method import Draft
+from covey.parts.templates import BankSpec, Makeup, Piece, fan_in
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight of one of the networks."""
+
+    body: int
+    name: str
+    shape: tuple[int, ...]
+    fan: float
+    kind: tuple  # what must be equal for layers to share: kernel, layout, grouped or not, dtype
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Network and name."""
+        return self.body, self.name
+
+
+@dataclass(frozen=True)
+class User:
+    """A member's layer that uses a slab: which part of the slab it has."""
+
+    member: int
+    layer: Layer
+    part: Slab
+
+
+@dataclass
+class SlabUse:
+    """A slab, who uses it, each user's row of coefficients, and how many templates it has."""
+
+    slab: Slab
+    users: list[User]
+    rows: list[int]
+    templates: int = 1
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Of the layers that use it."""
+        return self.users[0].layer.shape[2:]
+
+    @property
+    def cost(self) -> int:
+        """Of one template, with a coefficient for every user, so that decoupling never breaks the budget."""
+        rows, columns = self.slab.shape
+        return rows * columns * math.prod(self.kernel) + len(self.users)
+
+
+@dataclass
+class Composition:
+    """Clusters of layers with their slabs.
+
+    Args:
+        bodies: the networks.
+        clusters: layers that share templates.
+        members: M.
+        share: which coefficients are one: "none", those of corresponding "layers" of members, or of "clusters".
+        budget: as the method has it.
+        most: templates for one slab.
+        exploring: whether clusters are still to be refined.
+    """
+
+    bodies: Sequence[Anatomy]
+    clusters: Sequence[Sequence[Layer]]
+    members: int
+    share: str
+    budget: int | float
+    most: int
+    exploring: bool
+    slabs: dict[str, SlabUse] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, cluster in enumerate(self.clusters):
+            shapes = [(layer.shape[0], layer.shape[1]) for layer in cluster]
+            for index, slab in enumerate(cut(shapes)):
+                users = self._users(cluster, slab)
+                rows = _numbered([self._row_key(user, cluster) for user in users])
+                self.slabs[f"cluster {number} slab {index}"] = SlabUse(slab, users, rows)
+        self._allocate()
+
+    def set_rows(self, rows: Mapping[str, Sequence[int]]) -> None:
+        """Give users other rows of coefficients, slab by slab."""
+        for label, each in rows.items():
+            self.slabs[label].rows = list(each)
+
+    def draft(self, **facts: Any) -> Draft:
+        """What was decided, as all methods with templates say it."""
+        banks: dict[str, BankSpec] = {}
+        pieces: dict[tuple[Layer, int], list[Piece]] = {}
+        for label, use in self.slabs.items():
+            fan = max(user.layer.fan for user in use.users)
+            shape = (use.templates, *use.slab.shape, *use.kernel)
+            banks[label] = BankSpec(shape, self._alpha_shape(use), fan)
+            for user, row in zip(use.users, use.rows, strict=True):
+                pieces.setdefault((user.layer, user.member), []).append(_piece(label, user, row, fan))
+        makeup: list[dict[str, Makeup]] = [{} for _ in self.bodies]
+        for cluster in self.clusters:
+            for layer in cluster:
+                each = [pieces[layer, k] for k in self._members(layer.body)]
+                makeup[layer.body][layer.name] = _made(layer, each)
+        own: list[str] = []
+        if len(self.bodies) == 1:
+            own = own_names(self.bodies[0], makeup[0], "member")
+        clusters = [[[layer.body, layer.name] for layer in cluster] for cluster in self.clusters]
+        return Draft(banks, makeup, own, {"exploring": self.exploring, "clusters": clusters, **facts})
+
+    def _members(self, body: int) -> list[int]:
+        """The members that are rows of a network."""
+        everyone = places(self.members, len(self.bodies))
+        return [k for k, (network, _) in enumerate(everyone) if network == body]
+
+    def _users(self, cluster: Sequence[Layer], slab: Slab) -> list[User]:
+        """Who uses a slab, member by member."""
+        users = []
+        for body in range(len(self.bodies)):
+            here = [layer for layer in cluster if layer.body == body]
+            for k in self._members(body):
+                for layer in here:
+                    part = slab.within(*layer.shape[:2])
+                    if part is not None:
+                        users.append(User(k, layer, part))
+        return users
+
+    def _row_key(self, user: User, cluster: Sequence[Layer]) -> Any:
+        """What users must have in common to share a row of coefficients."""
+        if self.share == "clusters":
+            return 0
+        if self.share == "layers":  # the same place among their network's layers in the cluster
+            return [layer for layer in cluster if layer.body == user.layer.body].index(user.layer)
+        return user.member, user.layer.key
+
+    def _alpha_shape(self, use: SlabUse) -> tuple[int, ...]:
+        """(M, R, T) where one network's members have rows of their own, else (R, T)."""
+        rows = max(use.rows) + 1
+        if len(self.bodies) == 1 and self.share == "none" and rows == len(use.users):
+            return self.members, rows // self.members, use.templates
+        return rows, use.templates
+
+    def _allocate(self) -> None:
+        found = list(self.slabs.values())
+        fixed = 0
+        for i, body in enumerate(self.bodies):
+            made = {layer.name for cluster in self.clusters for layer in cluster if layer.body == i}
+            own = own_names(body, made, "member")
+            fixed += fixed_cost(body, made, own, len(self._members(i)))
+        budget = allowance(self.budget, [body.network for body in self.bodies])
+        costs = [use.cost for use in found]
+        counts = allocate(costs, [len(use.users) for use in found], budget - fixed, self.most)
+        if counts is None:
+            largest = max(found, key=lambda use: use.cost)
+            layer = max((user.layer for user in largest.users), key=lambda layer: math.prod(layer.shape))
+            raise too_small("SuperWeights", budget, fixed + sum(costs), layer.name, largest.cost)
+        for use, count in zip(found, counts, strict=True):
+            use.templates = count
+
+
+def layers_in(
+    bodies: Sequence[Anatomy], where: Where, linear: bool, idle: Sequence[Collection[str]]
+) -> list[Layer]:
+    """The weights of all networks that templates may make."""
+    found = []
+    for i, (body, without) in enumerate(zip(bodies, idle, strict=True)):
+        for name, how in layers_of(body, where, linear, "SuperWeights", without).items():
+            weight = body.network.get_parameter(name)
+            kind = (tuple(weight.shape[2:]), how.inputs_first, how.groups > 1, weight.dtype)
+            found.append(Layer(i, name, tuple(weight.shape), fan_in(weight, how), kind))
+    _check_dimensions(found, len(bodies))
+    return found
+
+
+def first_clusters(layers: Sequence[Layer], *, by: str, bins: int) -> list[list[Layer]]:
+    """Layers of one kind and depth, or of one kind and shape."""
+    kinds = list(dict.fromkeys(layer.kind for layer in layers))
+    share = shared_out(bins, [sum(layer.kind == kind for layer in layers) for kind in kinds])
+    clusters: dict[Any, list[Layer]] = {}
+    for layer in layers:
+        mark: Any = (layer.kind, layer.shape)
+        if by == "depth":
+            alike = [other for other in layers if other.kind == layer.kind and other.body == layer.body]
+            depth = depth_bins(alike.index(layer), len(alike), share[kinds.index(layer.kind)])
+            mark = (layer.kind, depth)
+        clusters.setdefault(mark, []).append(layer)
+    return list(clusters.values())
+
+
+def _check_dimensions(layers: Sequence[Layer], networks: int) -> None:
+    """Kernels of one dimension at least must be common to all networks."""
+    dimensions: list[set[int]] = [set() for _ in range(networks)]
+    for layer in layers:
+        if len(layer.shape) > 2:
+            dimensions[layer.body].add(len(layer.shape) - 2)
+    for i, here in enumerate(dimensions):
+        if here and dimensions[0] and not here & dimensions[0]:
+            raise ConversionError(
+                f"the kernels of member 0 have {sorted(dimensions[0])} dimensions and those of member {i} "
+                f"{sorted(here)}; members can only share kernels of one dimension. Make two ensembles of them."
+            )
+
+
+def _numbered(keys: Sequence[Any]) -> list[int]:
+    """Each key's number, in the order in which keys are first seen."""
+    first: dict[Any, int] = {}
+    return [first.setdefault(key, len(first)) for key in keys]
+
+
+def _piece(label: str, user: User, row: int, fan: float) -> Piece:
+    part = user.part
+    into = (slice(part.top, part.bottom), slice(part.left, part.right))
+    shape = (*part.shape, *user.layer.shape[2:])
+    return Piece(label, (row,), shape, into, scale=(fan / user.layer.fan) ** 0.5)
+
+
+def _made(layer: Layer, pieces: Sequence[Sequence[Piece]]) -> Makeup:
+    """A layer out of its members' pieces: the same but for their rows."""
+    joined = []
+    for same in zip(*pieces, strict=True):
+        joined.append(replace(same[0], rows=tuple(piece.rows[0] for piece in same)))
+    if len(joined) == 1:
+        joined = [replace(joined[0], into=())]
+    return Makeup(layer.shape, tuple(joined))

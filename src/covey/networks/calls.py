@@ -1,0 +1,64 @@
+"""How a network is called: what is given to it, and which part of what it returns is the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from covey.errors import ConversionError
+
+Arguments = tuple[tuple, dict[str, Any]]
+"""Positional and keyword arguments of a call."""
+
+Output = str | int | None
+"""Which part of a network's output is the answer: a key, an attribute or a position; None where there is only one."""
+
+
+def arguments(example: Any) -> Arguments:
+    """An example input as (args, kwargs)."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
+
+
+def pick(result: Any, output: Output) -> Tensor:
+    """The answer's tensor out of whatever a network returns.
+
+    >>> pick({"logits": torch.zeros(2, 3), "loss": None}, None).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(result, Tensor) and output is None:
+        return result
+    try:
+        if output is None:
+            return _only(result)
+        found = getattr(result, output, None) if isinstance(output, str) else None
+        found = result[output] if found is None else found
+    except (KeyError, IndexError, TypeError) as error:
+        raise ConversionError(
+            f"output={output!r} is not in what the network returns: {_describe(result)}."
+        ) from error
+    if not isinstance(found, Tensor):
+        raise ConversionError(f"output={output!r} is a {type(found).__name__}, not a tensor.")
+    return found
+
+
+def _only(result: Any) -> Tensor:
+    if isinstance(result, Mapping) and isinstance(result.get("logits"), Tensor):
+        return result["logits"]
+    parts = list(result.values()) if isinstance(result, Mapping) else result
+    if isinstance(parts, tuple | list) and len(parts) == 1 and isinstance(parts[0], Tensor):
+        return parts[0]
+    raise ConversionError(
+        f"the network returns {_describe(result)}; say which part is the answer with output=, a key or a position."
+    )
+
+
+def _describe(result: Any) -> str:
+    if isinstance(result, Mapping):
+        return f"a {type(result).__name__} with the keys {', '.join(map(repr, result))}"
+    if isinstance(result, tuple | list):
+        return f"a {type(result).__name__} of {len(result)} parts ({', '.join(type(p).__name__ for p in result)})"
+    return f"a {type(result).__name__}"

@@ -1,0 +1,54 @@
+"""Economical ensembles: embeddings of one hypernetwork that start late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from covey.method import Method, Training
+from covey.methods.hypernetwork import Hypernetwork
+from covey.train.recipe import Recipe
+from covey.train.state import Phase
+from covey.trainings.late_start import Late, late
+
+
+@dataclass(frozen=True, kw_only=True)
+class Economical(Training):
+    """Start embeddings of one hypernetwork late in training: many members at about the price of one network.
+
+    The first of the two papers by the same authors. Its settings for accuracy are the defaults; those for
+    out-of-distribution detection are norms="shared", noise=0.5, nested=False.
+
+    Args:
+        members: N.
+        start: T0: a share of training, or an epoch if 1 or more.
+        noise: sigma, Gaussian noise in units of each tensor's root mean square.
+        norms: whether members have norms of their own ("member") or share them ("shared").
+        sizes: embedding sizes of the first layer, of layers that stand alone, and of groups of layers.
+        nested: each member takes a minibatch, then the hypernetwork moves once; otherwise a member drawn for
+            each minibatch steps along with it.
+        gamma: factor of the hypernetwork's gradient, which is summed over members.
+    """
+
+    members: int = 10
+    start: float = 0.6
+    noise: float = 0.25
+    norms: Literal["member", "shared"] = "member"
+    sizes: tuple[int, int, int] = (10, 7, 14)
+    nested: bool = True
+    gamma: float = 1.0
+
+    def phases(self, recipe: Recipe) -> list[Phase]:
+        """One member until `start`, all of them afterwards."""
+        return self.late().phases(recipe)
+
+    def result(self, recipe: Recipe) -> Method:
+        """Members of a hypernetwork."""
+        return self.late().result(recipe)
+
+    def late(self) -> Late:
+        """The same as `covey.late` would make it."""
+        method = Hypernetwork(
+            members=self.members, norms=self.norms, sizes=self.sizes, budget=None, gamma=self.gamma
+        )
+        return late(method, self.start, self.noise, restart="head", nested=self.nested)

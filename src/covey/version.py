@@ -1,0 +1,3 @@
+"""The version of covey."""
+
+__version__ = "0.2.0"
