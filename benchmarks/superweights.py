@@ -36,17 +36,17 @@ def main() -> None:
     torch.manual_seed(0)
     networks = [zoo.create(name, classes=10, channels=1) for name in NETWORKS]
     ensemble = covey.convert(networks, method, example=digits.prepare(digits.train.inputs[:2]))
-    before = len(ensemble.about.extra["superweights"]["clusters"])
+    before = len(ensemble.layout.facts["clusters"])
     recipe = covey.Recipe(epochs=arguments.epochs, batch=64, lr=0.05)
     history = covey.fit(ensemble, digits, recipe, machine=covey.Machine(accelerator="cpu", progress=False))
     trained = history.ensemble
-    plan = trained.about.extra["superweights"]
+    plan = trained.layout.facts
     rows = sum(max(each) + 1 for each in plan["rows"].values())
     print(f"clusters: {before} at first, {len(plan['clusters'])} refined with tau {plan['tau']}")
     print(f"rows of coefficients: {rows}")
     print(f"parameters: {trained.coverage.total:,}, {trained.coverage.ratio:.3f} of the networks' mean")
     x, y = digits.prepare(digits.test.inputs), digits.test.targets
-    found = trained.anytime(x, y, batch=64)
+    found = covey.anytime(trained, x, y, batch=64)
     for subset in found.subsets:
         names = " + ".join(NETWORKS[k] for k in subset.members)
         print(f"{names}: {subset.multiply_adds:,} multiply-adds, accuracy {subset.score:.4f}")

@@ -51,7 +51,7 @@ def step(ensemble: covey.Ensemble, x: torch.Tensor, y: torch.Tensor):
 
     def work() -> None:
         optimiser.zero_grad()
-        covey.loss(ensemble(x), y).backward()
+        ensemble.loss(x, y).backward()
         optimiser.step()
 
     return work
@@ -68,7 +68,7 @@ def call(ensemble: covey.Ensemble, x: torch.Tensor):
 def stored_ratio(ensemble: covey.Ensemble) -> float:
     tensors = sum(t.numel() * t.element_size() for t in [*ensemble.parameters(), *ensemble.buffers()])
     with tempfile.TemporaryDirectory() as folder:
-        ensemble.save(folder)
+        covey.save(ensemble, folder)
         return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")) / tensors
 
 

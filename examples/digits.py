@@ -1,7 +1,7 @@
 """Compare ensembles with a single network on scikit-learn's bundled digits. Run with `make demo`.
 
-Networks learn to tell the digits 0 to 7 apart; 8 and 9 are held out and play the strange inputs that a trustworthy
-network should be unsure about.
+Networks learn to tell the digits 0 to 7 apart; 8 and 9 are held out and play the out-of-distribution inputs, which a
+trustworthy network should be unsure about.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def network() -> nn.Module:
 
 @dataclass
 class Digits:
-    """Known digits to learn and to test on, and strange ones."""
+    """Known digits to learn and to test on, and out-of-distribution ones."""
 
     x: Tensor
     y: Tensor
     test_x: Tensor
     test_y: Tensor
-    strange: Tensor
+    ood: Tensor
 
 
 def load() -> Digits:
-    """Digits 0 to 7, a third of them for the test, and all 8s and 9s as strange inputs."""
+    """Digits 0 to 7, a third of them for the test, and all 8s and 9s as out-of-distribution inputs."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     y = torch.tensor(labels)
@@ -65,7 +65,7 @@ def load() -> Digits:
 
 
 def train(ensemble: covey.Ensemble, data: Digits, bar: tqdm) -> None:
-    """The loop one would write for a single network: only the parameter groups and the loss are covey's."""
+    """The loop one would write for a single network, whatever the method."""
     optimiser = torch.optim.SGD(
         ensemble.param_groups(LR, weight_decay=5e-4), lr=LR, momentum=0.9, nesterov=True
     )
@@ -75,26 +75,15 @@ def train(ensemble: covey.Ensemble, data: Digits, bar: tqdm) -> None:
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(data.x)).split(BATCH):
             optimiser.zero_grad()
-            outputs, targets = step(ensemble, data.x[rows], data.y[rows])
-            covey.loss(outputs, targets).backward()
+            ensemble.loss(data.x[rows], data.y[rows]).backward()
             optimiser.step()
             schedule.step()
         bar.update()
 
 
-def step(ensemble: covey.Ensemble, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and targets: MIMO's members see samples of their own, MC-dropout trains on one draw, others on all."""
-    if isinstance(ensemble.method, covey.MIMO):
-        rows = ensemble.method.indices(len(x))
-        return ensemble(x[rows], per_member=True), y[rows]
-    if isinstance(ensemble.method, covey.MCDropout):
-        return ensemble(x, members=[0]), y
-    return ensemble(x), y
-
-
 def scores(ensemble: covey.Ensemble, data: Digits) -> dict[str, float]:
-    """Accuracy, negative log-likelihood, calibration error in 15 bins, and how well entropy tells strange inputs."""
-    known, strange = ensemble.predict(data.test_x), ensemble.predict(data.strange)
+    """Accuracy, NLL, calibration error in 15 bins, and how well entropy tells out-of-distribution inputs."""
+    known, ood = ensemble.predict(data.test_x), ensemble.predict(data.ood)
     right = (known.label == data.test_y).double()
     bins = (known.max_prob * 15).ceil().clamp(1, 15).long()
     gaps = [
@@ -102,12 +91,12 @@ def scores(ensemble: covey.Ensemble, data: Digits) -> dict[str, float]:
         * (right[bins == b].mean() - known.max_prob[bins == b].double().mean()).abs()
         for b in bins.unique()
     ]
-    is_strange = np.r_[np.zeros(len(known.entropy)), np.ones(len(strange.entropy))]
+    is_ood = np.r_[np.zeros(len(known.entropy)), np.ones(len(ood.entropy))]
     return {
         "accuracy": right.mean().item() * 100,
         "nll": -known.log_probs.gather(1, data.test_y[:, None]).mean().item(),
         "ece": torch.stack(gaps).sum().item() * 100,
-        "ood": roc_auc_score(is_strange, torch.cat([known.entropy, strange.entropy])),
+        "ood": roc_auc_score(is_ood, torch.cat([known.entropy, ood.entropy])),
     }
 
 
@@ -132,7 +121,7 @@ def report(data: Digits, rows: list[tuple[str, int, int, float, dict[str, float]
     """One aligned table; parameters and time as ratios to the single network."""
     print(f"\nDigits 0 to 7: {len(data.x)} to train, {len(data.test_x)} to test.")
     print(
-        f"Strange inputs: {len(data.strange)} 8s and 9s. AUROC: how well entropy tells them from known digits.\n"
+        f"Out-of-distribution inputs: {len(data.ood)} 8s and 9s. AUROC: how well entropy tells them apart.\n"
     )
     heads = ("members", "parameters", "time", "accuracy", "NLL", "ECE", "AUROC")
     print("method".ljust(16) + "".join(head.rjust(11) for head in heads))

@@ -27,7 +27,7 @@ def test_predict_uses_what_was_fitted_and_load_brings_it_back(kind: str, tmp_pat
     ens.temperature = fit_temperature(raw.logits, y, kind=kind)
     calm = ens.predict(x)
     ens.conformal = fit_conformal(calm.probs, y, alpha=0.2)
-    ens.save(tmp_path)
+    covey.save(ens, tmp_path)
     back = covey.load(tmp_path, network=network)
     assert (back.temperature, back.conformal) == (ens.temperature, ens.conformal)
     again = back.predict(x)

@@ -84,7 +84,7 @@ def test_frozen_tensors_stay_frozen_and_shared() -> None:
 
 
 def test_the_coverage_table_prints_every_tensor_aligned() -> None:
-    table = covey.convert(network("vit"), covey.BatchEnsemble(), example=NETWORKS["vit"].x(2), dry_run=True)
+    table = covey.dry_run(network("vit"), covey.BatchEnsemble(), example=NETWORKS["vit"].x(2))
     assert isinstance(table, covey.Coverage)
     lines = str(table).splitlines()
     names = dict(network("vit").named_parameters())
@@ -105,7 +105,7 @@ def test_reparametrised_layers_work(norm: object) -> None:
         ens.run = "loop"
         for k in range(2):
             torch.testing.assert_close(ens(x)[k], ens.member(k).eval()(x))
-    table = covey.convert(net, covey.BatchEnsemble(), example=x, dry_run=True)
+    table = covey.dry_run(net, covey.BatchEnsemble(), example=x)
     notes = [row.note for row in table.rows if "parametrizations" in row.name and row.role == "shared"]
     assert notes
     assert all("remove_parametrizations" in note for note in notes)
@@ -182,16 +182,16 @@ def test_gamma_scales_what_shared_tensors_get() -> None:
     ("make", "words"),
     [
         (lambda: covey.DeepEnsemble(members=0), "at least 1; got 0"),
-        (lambda: covey.Replicate(init="new"), "'copy' or 'fresh'; got 'new'"),
+        (lambda: covey.Replicate(init="new"), "one of 'copy', 'fresh'; got 'new'"),
         (lambda: covey.Replicate(noise=-1), "at least 0; got -1"),
-        (lambda: covey.BatchEnsemble(init="x"), "'normal', 'sign' or 'ones'; got 'x'"),
-        (lambda: covey.BatchEnsemble(norms="x"), "'member' or 'shared'; got 'x'"),
+        (lambda: covey.BatchEnsemble(init="x"), "one of 'normal', 'sign', 'ones'; got 'x'"),
+        (lambda: covey.BatchEnsemble(norms="x"), "one of 'member', 'shared'; got 'x'"),
         (lambda: covey.BatchEnsemble(positive=2), "from 0 to 1; got 2"),
         (lambda: covey.BatchEnsemble(spread=-1), "at least 0; got -1"),
         (lambda: covey.Masksembles(scale=0.5), "at least 1; got 0.5"),
         (lambda: covey.MIMO(rho=2), "from 0 to 1; got 2"),
         (lambda: covey.MIMO(repeats=0), "at least 1; got 0"),
-        (lambda: covey.MIMO(init="x"), "'copy' or 'fresh'"),
+        (lambda: covey.MIMO(init="x"), "one of 'copy', 'fresh'"),
         (lambda: covey.MCDropout(p=1.5), "between 0 and 1; got 1.5"),
         (lambda: covey.MCDropout(after=("0",)), "needs p="),
     ],
@@ -216,7 +216,7 @@ def _nan() -> nn.Module:
             {"example": torch.randn(2, 5)},
             r"rejects the example, whose shapes are \[\(2, 5\)\].*mat1 and mat2",
         ),
-        (_nan, {}, "'2.weight' holds 1 of 24 numbers that are NaN"),
+        (_nan, {}, "'2.weight' holds 1 of 24 values that are NaN"),
         (lambda: nn.LazyLinear(3), {}, "'weight' has no shape yet.*Call the network once"),
         (lambda: nn.ReLU(), {}, "no parameters"),
         (lambda: Shape("odd"), {"example": torch.randn(2, 4)}, "keys 'a', 'b'; say which"),

@@ -108,16 +108,18 @@ def _networks(ensemble: Ensemble) -> list[nn.Module]:
 
 
 def _parameter_rows(ensemble: Ensemble) -> Iterator[Row]:
-    maker = {name: part for part in ensemble.parts.values() for name in part.names}
     seen: set[str] = set()
     for network in _networks(ensemble):
         for name, tensor in network.named_parameters():
-            if name in seen or name not in maker:
+            if name in seen:
                 continue
             seen.add(name)
-            part, layer = maker[name], _layer(network, name)
-            count = part.parameter_count(name)
-            yield Row(name, layer, tuple(tensor.shape), part.role, count, part.note(name))
+            layer = _layer(network, name)
+            # where networks differ, several parts may make tensors of one name
+            for part in ensemble.parts.values():
+                if name in part.names:
+                    count = part.parameter_count(name)
+                    yield Row(name, layer, tuple(tensor.shape), part.role, count, part.note(name))
 
 
 def _buffer_rows(ensemble: Ensemble) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.errors import StoreError
@@ -56,10 +56,12 @@ class Layout:
             shared_buffers=tuple(body.shared_buffers(differing) for body in bodies),
             tensors={label: tuple(names) for label, names in (tensors or {}).items()},
             notes=dict(notes or {}),
-            facts=json.loads(
-                json.dumps(dict(facts or {}))
-            ),  # what comes back from a file is what was decided
+            facts=_as_stored(facts or {}),
         )
+
+    def with_facts(self, facts: Mapping[str, Any]) -> Layout:
+        """The same layout with other facts."""
+        return replace(self, facts=_as_stored(facts))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -84,3 +86,8 @@ class Layout:
             notes=stored["notes"],
             facts=stored["facts"],
         )
+
+
+def _as_stored(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts as they come back from a file, so that a layout that was stored equals the one that was decided."""
+    return json.loads(json.dumps(dict(facts)))

@@ -191,6 +191,10 @@ class Method:
         """
         return "widen"
 
+    def widened(self, bodies: Sequence[Anatomy], layout: Layout) -> Layout:
+        """The layout for more members, where `layout` is that of `before_late_start` on the same networks."""
+        return replace(self.design(bodies), shared_buffers=layout.shared_buffers)
+
     def before_late_start(self) -> Method:
         """What is trained until a late start that widens: this method with one member."""
         return replace(self.full_gradient(), members=1)

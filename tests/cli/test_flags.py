@@ -12,11 +12,9 @@ from covey.cli import recipes
 from covey.cli.compare import CompareFlags, from_recipe, plan
 from covey.cli.main import main
 from covey.cli.reproduce import SIZES, hours
-from covey.cli.settings import KINDS, Settings, fill, parse_options
+from covey.cli.settings import Settings, fill, parse_options
 from covey.errors import OptionError
-from covey.methods import METHODS
 from covey.train import Recipe
-from covey.train.phased import PHASED
 
 
 @pytest.mark.parametrize(
@@ -128,10 +126,6 @@ def test_settings_survive_json():
     }
     settings = Settings.from_dict(given)
     assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
-
-
-def test_every_method_has_a_name_here():
-    assert set(KINDS) == {"single", *METHODS, *PHASED}
 
 
 def test_all_combinations():

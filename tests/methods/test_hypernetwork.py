@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from meta_wrn import wrn_28_10
+from meta_wrn import built, wrn_28_10
 from torch import nn
 
 import covey
@@ -26,7 +26,7 @@ def _count(ensemble: covey.Ensemble) -> int:
 
 @pytest.mark.parametrize("members", [1, 4, 10])
 def test_table_s1_is_reproduced_on_wrn_28_10(members: int) -> None:
-    ensemble = covey.Hypernetwork(members=members, budget=None).build([wrn_28_10()])
+    ensemble = built(covey.Hypernetwork(members=members, budget=None), [wrn_28_10()])
     banks = _part(ensemble).named_banks().values()
     assert sum(bank.theta.numel() for bank in banks) == 35_844_320
     assert embeddings(ensemble).shape == (members, 654)
@@ -54,14 +54,14 @@ def test_table_s1_has_these_hypernetworks() -> None:
 
 @pytest.mark.parametrize("options", [{"sizes": (5, 3, 6), "budget": None}, {"budget": 15_650_000}])
 def test_the_compressed_variant(options: dict) -> None:
-    ensemble = covey.Hypernetwork(members=10, **options).build([wrn_28_10()])
+    ensemble = built(covey.Hypernetwork(members=10, **options), [wrn_28_10()])
     assert sum(bank.theta.numel() for bank in _part(ensemble).named_banks().values()) == 15_362_160
     assert embeddings(ensemble).shape == (10, 281)
     assert round(_count(ensemble) / 1e6, 1) == 15.6
 
 
 def test_the_network_s_own_size_as_budget_gives_the_paper_s_sizes() -> None:
-    ensemble = covey.Hypernetwork(members=10).build([wrn_28_10()])
+    ensemble = built(covey.Hypernetwork(members=10), [wrn_28_10()])
     assert _count(ensemble) == 35_844_320 + 250_160 <= 36_479_194
 
 
@@ -131,7 +131,7 @@ def test_embeddings_have_no_decay_and_norms_can_be_shared() -> None:
     }
     body = wrn_28_10()
     own, shared = (
-        covey.Hypernetwork(members=10, norms=n, budget=None).build([body]) for n in ("member", "shared")
+        built(covey.Hypernetwork(members=10, norms=n, budget=None), [body]) for n in ("member", "shared")
     )
     assert _count(own) - _count(shared) == 9 * 17_952
 
@@ -146,7 +146,7 @@ def test_collapse_is_the_network_of_the_mean_embedding() -> None:
 def test_bad_input_says_what_to_do() -> None:
     body = examine(_Net(), example=torch.zeros(2, 3, 5, 5))
     with pytest.raises(covey.CoveyError, match=r"at least [\d,]+ parameters.*'convs.*the most of all layers"):
-        covey.Hypernetwork(members=3, budget=500).build([body])
+        built(covey.Hypernetwork(members=3, budget=500), [body])
     with pytest.raises(covey.CoveyError, match="linear=True"):
         covey.convert(
             nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), covey.Hypernetwork(), example=torch.zeros(2, 4)
@@ -154,14 +154,14 @@ def test_bad_input_says_what_to_do() -> None:
     with pytest.raises(covey.CoveyError, match="give convert\\(\\) an example"):
         covey.convert(_Net(), covey.Hypernetwork())
     with pytest.raises(covey.CoveyError, match="SuperWeights takes several"):
-        covey.Hypernetwork().build([body, body])
+        built(covey.Hypernetwork(), [body, body])
     for options, words in (
         ({"sizes": (1, 2)}, "three whole numbers"),
         ({"sizes": (1, 2, 0)}, "at least 1"),
         ({"budget": 0}, "above 0"),
         ({"budget": True}, "above 0"),
         ({"budget": float("nan")}, "above 0"),
-        ({"norms": "none"}, "'member' or 'shared'"),
+        ({"norms": "none"}, "one of 'member', 'shared'"),
     ):
         with pytest.raises(covey.CoveyError, match=words):
             covey.Hypernetwork(**options)  # type: ignore[arg-type]

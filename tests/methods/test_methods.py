@@ -22,7 +22,7 @@ def test_the_registry_is_the_files_and_the_doc_pages() -> None:
     files = {path.stem for path in entries if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules == files - {"__init__"}
     pages = {path.stem for path in (root / "docs/methods").glob("*.md")}
-    assert set(covey.METHODS) <= pages <= set(covey.METHODS) | set(covey.PHASED)
+    assert set(covey.METHODS) <= pages <= set(covey.METHODS) | set(covey.TRAININGS)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,7 @@ def test_rank_one_starts_as_asked() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 300), st.integers(2, 8), st.sampled_from([1.5, 2.0, 3.0]), st.integers(0, 1000))
 def test_masks_have_the_promised_shape(features: int, members: int, scale: float, seed: int) -> None:
-    torch.manual_seed(seed)
-    masks = draw_masks(features, members, scale)
+    masks = draw_masks(features, members, scale, seed)
     if masks is None:
         assert features < 16  # only very few features are ever refused
         return
@@ -81,8 +80,7 @@ def test_masks_have_the_promised_shape(features: int, members: int, scale: float
 
 def test_masks_overlap_as_the_scale_says() -> None:
     """With m of m s positions kept, two masks share m / s of them on average."""
-    torch.manual_seed(0)
-    masks = draw_masks(512, 4, 2.0).float()
+    masks = draw_masks(512, 4, 2.0, seed=0).float()
     kept = masks[0].sum()
     shared = torch.stack([(masks[i] * masks[j]).sum() for i in range(4) for j in range(i)]).mean()
     assert (shared / kept).item() == pytest.approx(0.5, abs=0.06)
@@ -127,7 +125,9 @@ def test_mimo_is_the_network_over_concatenated_channels() -> None:
 def test_mimo_batches_repeat_every_sample_for_every_member(
     batch: int, members: int, repeats: int, rho: float
 ) -> None:
-    rows = covey.MIMO(members=members, repeats=repeats, rho=rho).indices(batch)
+    nothing = covey.Layout(())
+    share = covey.MIMO(members=members, repeats=repeats, rho=rho).share_out(nothing, batch)
+    rows = share.rows
     assert rows.shape == (members, batch * repeats)
     for row in rows:
         assert row.bincount(minlength=batch).tolist() == [repeats] * batch

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from meta_wrn import wrn_28_10
+from meta_wrn import built, wrn_28_10
 from torch import nn
 
 import covey
@@ -28,7 +28,7 @@ def _count(ensemble: covey.Ensemble) -> int:
 
 
 def test_105_coefficients_a_member_and_two_percent_unused_on_wrn_28_10() -> None:
-    ensemble = covey.Mixture(members=4, budget=36_500_000).build([wrn_28_10()])
+    ensemble = built(covey.Mixture(members=4, budget=36_500_000), [wrn_28_10()])
     assert sum(bank.alpha[0].numel() for bank in _banks(ensemble)) == 105
     assert 0.98 * 36_500_000 <= _count(ensemble) <= 36_500_000
     assert ensemble.coverage.total == _count(ensemble)
@@ -41,7 +41,7 @@ def test_105_coefficients_a_member_and_two_percent_unused_on_wrn_28_10() -> None
 def test_the_budget_holds_and_less_than_the_smallest_template_is_unused(
     budget: int, templates: int, members: int
 ) -> None:
-    ensemble = covey.Mixture(members=members, budget=budget).build([wrn_28_10()])
+    ensemble = built(covey.Mixture(members=members, budget=budget), [wrn_28_10()])
     assert budget - 230_400 - 21 * 5 * members < _count(ensemble) <= budget
     left = budget - PLAIN - members * OWN
     assert abs(left / GROUPED * 7 - templates) < 0.6
@@ -50,14 +50,14 @@ def test_the_budget_holds_and_less_than_the_smallest_template_is_unused(
 
 
 def test_a_float_is_a_ratio_and_an_int_a_count() -> None:
-    one = covey.Mixture(members=4, budget=1.0).build([wrn_28_10()])
+    one = built(covey.Mixture(members=4, budget=1.0), [wrn_28_10()])
     assert 0.98 * 36_479_194 < _count(one) <= 36_479_194
     with pytest.raises(covey.CoveyError, match="the budget is 1\\."):
-        covey.Mixture(members=4, budget=1).build([wrn_28_10()])
+        built(covey.Mixture(members=4, budget=1), [wrn_28_10()])
 
 
 def test_seven_million_is_one_bank_for_all_layers() -> None:
-    ensemble = covey.Mixture(members=4, budget=7_000_000).build([wrn_28_10()])
+    ensemble = built(covey.Mixture(members=4, budget=7_000_000), [wrn_28_10()])
     (bank,) = _banks(ensemble)
     assert isinstance(bank, FlatBank)
     share = (7_000_000 - PLAIN - 4 * OWN) / GROUPED * 7
@@ -110,7 +110,7 @@ def test_disjoint_members_share_no_template_as_long_as_there_are_any() -> None:
 def _minimum(method: covey.Method, body: Anatomy) -> int:
     """What the error for too small a budget says."""
     with pytest.raises(covey.CoveyError) as caught:
-        method.build([body])
+        built(method, [body])
     found = re.search(r"at least ([\d,]+)", str(caught.value))
     assert found
     return int(found[1].replace(",", ""))
@@ -127,7 +127,7 @@ def test_the_flat_bank_is_read_round_and_round() -> None:
     network = _two_groups()
     body = examine(network, example=X)
     budget = _minimum(covey.Mixture(members=2, budget=100, templates=3), body) + 7
-    ensemble = covey.Mixture(members=2, budget=budget, templates=3).build([body])
+    ensemble = built(covey.Mixture(members=2, budget=budget, templates=3), [body])
     (bank,) = _banks(ensemble)
     assert isinstance(bank, FlatBank)
     assert _count(ensemble) == budget
@@ -154,7 +154,7 @@ def test_the_minimum_it_names_is_enough(templates: int) -> None:
     )  # the largest layer; coefficients, a bias and a head for each member
     two_banks = 324 + 36 + 12 + 6 + 3 * (4 + 21)  # one template each; the first layer; coefficients and heads
     assert minimum == min(one_bank, two_banks)
-    assert _count(covey.Mixture(members=3, budget=minimum, templates=templates).build([body])) == minimum
+    assert _count(built(covey.Mixture(members=3, budget=minimum, templates=templates), [body])) == minimum
     assert _minimum(covey.Mixture(members=3, budget=minimum - 1, templates=templates), body) == minimum
 
 
@@ -178,20 +178,20 @@ def test_bad_input_says_what_to_do() -> None:
     with pytest.raises(
         covey.CoveyError, match=r"at least [\d,]+ parameters here, and the budget is 400.*'1.weight'"
     ):
-        covey.Mixture(members=3, budget=400).build([body])
+        built(covey.Mixture(members=3, budget=400), [body])
     apart = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 2)).double()
     with pytest.raises(covey.CoveyError, match=r"degenerate.*Replicate\(where=\('norms', 'head'\)\)"):
         covey.convert(apart, covey.Mixture(), example=X)
     covey.convert(apart, covey.Mixture(singles="bank", budget=5.0), example=X)
     with pytest.raises(covey.CoveyError, match="SuperWeights takes several"):
-        covey.Mixture().build([body, body])
+        built(covey.Mixture(), [body, body])
     for options, words in (
         ({"budget": None}, "got None"),
         ({"budget": -1.0}, "above 0"),
         ({"templates": 0}, "at least 1"),
-        ({"assign": "random"}, "'same' or 'disjoint'"),
-        ({"singles": "no"}, "'plain' or 'bank'"),
-        ({"norms": "no"}, "'member' or 'shared'"),
+        ({"assign": "random"}, "one of 'same', 'disjoint'"),
+        ({"singles": "no"}, "one of 'plain', 'bank'"),
+        ({"norms": "no"}, "one of 'member', 'shared'"),
     ):
         with pytest.raises(covey.CoveyError, match=words):
             covey.Mixture(**options)  # type: ignore[arg-type]

@@ -202,7 +202,7 @@ def test_subgroups_pack_too(gamma: int) -> None:
         nn.Conv2d(3, 256, 3), nn.ReLU(), nn.Conv2d(256, 256, 3), nn.Flatten(), nn.Linear(256, 4)
     )
     x = torch.randn(2, 3, 5, 5)
-    ensemble = covey.convert(network, covey.Packed(members=4, alpha=2.0, gamma=gamma), example=x).eval()
+    ensemble = covey.convert(network, covey.Packed(members=4, alpha=2.0, subgroups=gamma), example=x).eval()
     packed = ensemble.pack(x)
     assert packed.get_submodule("2" if hasattr(packed, "2") else "_2").groups == 4 * gamma
     torch.testing.assert_close(packed(x), ensemble(x), rtol=1e-5, atol=1e-5)
@@ -290,7 +290,7 @@ def test_members_are_cut_out_of_a_trained_network(slices: str, gamma: int) -> No
         nn.Linear(256, 4),
     )  # fmt: skip
     x = torch.randn(64, 3, 5, 5)
-    method = covey.Packed(members=4, alpha=2.0, gamma=gamma, init="slice", slices=slices)
+    method = covey.Packed(members=4, alpha=2.0, subgroups=gamma, init="slice", slices=slices)
     ensemble = covey.convert(network, method, example=x).eval()
     trained = network[3].weight.detach()
     for k in range(4):
@@ -316,7 +316,7 @@ def test_the_user_may_build_the_narrow_network(tmp_path: Any) -> None:
         n: p.shape for n, p in small.named_parameters()
     }
     ensemble.run = "loop"
-    ensemble.save(tmp_path / "e")
+    covey.save(ensemble, tmp_path / "e")
     again = covey.load(tmp_path / "e", network=small)
     assert torch.equal(again(x), ensemble(x))
     with pytest.raises(
@@ -329,7 +329,7 @@ def test_a_zoo_network_loads_by_name(tmp_path: Any) -> None:
     network = zoo.create("mlp", classes=3, features=6)
     ensemble = covey.convert(network, covey.Packed(members=4), example=torch.zeros(2, 6)).eval()
     ensemble.run = "loop"
-    ensemble.save(tmp_path / "e")
+    covey.save(ensemble, tmp_path / "e")
     x = torch.randn(5, 6)
     assert torch.equal(covey.load(tmp_path / "e")(x), ensemble(x))
 
@@ -337,9 +337,9 @@ def test_a_zoo_network_loads_by_name(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"alpha": 0.0}, "alpha is the width of all members"),
-        ({"gamma": 0}, "gamma is a number of subgroups"),
-        ({"gamma": 1.5}, "gamma is a number of subgroups"),
+        ({"alpha": 0.0}, "alpha is above 0"),
+        ({"subgroups": 0}, "subgroups is a whole number of at least 1"),
+        ({"subgroups": 1.5}, "subgroups is a whole number of at least 1"),
         ({"init": "copy"}, "init is one of"),
         ({"slices": "size"}, "slices is one of"),
         ({"heads": "drop"}, "heads is one of"),

@@ -33,12 +33,12 @@ def test_universally_slimmable_shares_norms_but_not_statistics(tmp_path) -> None
     networks = _nets()
     ensemble = covey.convert(networks, covey.Slimmable(norms="shared", widths=2), example=X).train()
     assert sum(p.numel() for p in ensemble.parameters()) == sum(p.numel() for p in networks[1].parameters())
-    covey.loss(ensemble(X, members=ensemble.method.draw(ensemble)), Y).backward()
+    ensemble.loss(X, Y).backward()
     means = [dict(ensemble.member(k).named_buffers())["norms.0.running_mean"] for k in range(3)]
     assert means[0].any()
     assert means[1].any()
     assert not means[2].any()  # the width in the middle was not drawn
-    ensemble.eval().save(tmp_path)
+    covey.save(ensemble.eval(), tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=_nets())(X), ensemble(X))
 
@@ -71,11 +71,14 @@ def test_a_step_draws_the_widest_the_narrowest_and_others() -> None:
     ensemble = covey.convert(
         [Net(w, 1) for w in (4, 8, 5, 7, 6)], covey.Slimmable(widths=4), example=X.float()
     )
-    drawn = [ensemble.method.draw(ensemble, torch.Generator().manual_seed(i)) for i in range(20)]
+    drawn = [
+        ensemble.method.share_out(ensemble.layout, 4, torch.Generator().manual_seed(i)).members
+        for i in range(20)
+    ]
     assert all(len(set(each)) == 4 and each[0] == 1 and each[-1] == 0 for each in drawn)
     assert {k for each in drawn for k in each} == set(range(5))
     every = covey.Slimmable()
-    assert every.draw(ensemble) == [1, 3, 4, 2, 0]
+    assert every.share_out(ensemble.layout, 4).members == (1, 3, 4, 2, 0)
 
 
 def test_bad_input() -> None:
@@ -83,6 +86,6 @@ def test_bad_input() -> None:
         covey.convert(Net(4, 1), covey.Slimmable(), example=X.float())
     with pytest.raises(covey.CoveyError, match=r"'convs.2.weight' is missing"):
         covey.convert([Net(8, 2), Net(4, 1)], covey.Slimmable(), example=X.float())
-    for options, words in (({"norms": "no"}, "'switch' or 'shared'"), ({"widths": 1}, "at least 2")):
+    for options, words in (({"norms": "no"}, "one of 'switch', 'shared'"), ({"widths": 1}, "at least 2")):
         with pytest.raises(covey.CoveyError, match=words):
             covey.Slimmable(**options)  # type: ignore[arg-type]

@@ -5,15 +5,16 @@ import json
 
 import pytest
 import torch
-from meta_wrn import wrn_28_10
+from meta_wrn import built, wrn_28_10
 from torch import Tensor, nn
 
 import covey
 from covey import zoo
 from covey.cli import recipes
-from covey.methods.superweights import PRESETS, SuperWeights
+from covey.methods.superweights import SuperWeights
 from covey.methods.superweights.refinement import layer_gradients, similarity
 from covey.networks.anatomy import examine
+from covey.papers.presets import PRESETS
 from covey.parts.templates import Templates
 
 
@@ -117,7 +118,7 @@ def test_every_parameter_gets_a_gradient_and_is_in_one_group(name: str) -> None:
 def test_save_and_load_give_the_same_bits(name: str, tmp_path) -> None:
     ensemble = MAKERS[name]()
     ensemble.train()(X)
-    ensemble.eval().save(tmp_path)
+    covey.save(ensemble.eval(), tmp_path)
     loaded = covey.load(tmp_path, network=nets())
     with torch.no_grad():
         assert torch.equal(loaded(X), ensemble(X))
@@ -141,7 +142,7 @@ def test_every_weight_is_the_slabs_put_together() -> None:
     """Against a second construction, cell by cell: the slab that a cell lies in, its templates and its row."""
     ensemble = converted()
     part = part_of(ensemble)
-    plans = ensemble.about.extra["superweights"]["clusters"]
+    plans = ensemble.layout.facts["clusters"]
     for cluster, layers in enumerate(plans):
         labels = [label for label in part.banks if label.startswith(f"cluster {cluster} ")]
         for body, name in layers:
@@ -180,7 +181,7 @@ def test_one_network_gives_members_with_coefficients_of_their_own() -> None:
 
 
 def test_homogeneous_wrn_28_10_stays_in_its_budget() -> None:
-    ensemble = SuperWeights(members=4, budget=36_500_000, clusters="shape").build([wrn_28_10()])
+    ensemble = built(SuperWeights(members=4, budget=36_500_000, clusters="shape"), [wrn_28_10()])
     assert 0.9 * 36_500_000 < count(ensemble) <= 36_500_000
     pieces = [made.pieces for made in part_of(ensemble).makeup[0].values()]
     assert len(pieces) == 28
@@ -224,11 +225,11 @@ def test_refinement_unites_layers_above_tau_and_starts_again(tmp_path) -> None:
     assert all(
         bank.alpha.shape[0] == 1 for bank in part_of(ensemble).named_banks().values()
     )  # shared in a cluster
-    before = ensemble.about.extra["superweights"]["clusters"]
+    before = ensemble.layout.facts["clusters"]
     gradients = layer_gradients(ensemble, [(X, Y)])
-    assert ensemble.method.after_epoch(ensemble, 1, lambda: [(X, Y)]) is None
-    assert ensemble.method.after_epoch(ensemble, 2, lambda: [(X, Y)]) == "restart"
-    plan = ensemble.about.extra["superweights"]
+    assert ensemble.method.after_epoch(ensemble, 1, [(X, Y)]) is None
+    assert ensemble.method.after_epoch(ensemble, 2, [(X, Y)]) == "restart"
+    plan = ensemble.layout.facts
     assert not plan["exploring"]
     label = {(body, name): i for i, group in enumerate(plan["clusters"]) for body, name in group}
     for cluster in before:
@@ -240,11 +241,11 @@ def test_refinement_unites_layers_above_tau_and_starts_again(tmp_path) -> None:
             assert not set(map(tuple, group)) & set(keys) or set(map(tuple, group)) <= set(keys)
     assert len(plan["clusters"]) > len(before)
     json.dumps(plan)
-    ensemble.eval().save(tmp_path)
+    covey.save(ensemble.eval(), tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=nets())(X), ensemble(X))
     assert count(ensemble) <= 2.5 * sum(p.numel() for net in nets() for p in net.parameters()) / 3
-    assert ensemble.method.after_epoch(ensemble, 2, lambda: [(X, Y)]) is None  # not a second time
+    assert ensemble.method.after_epoch(ensemble, 2, [(X, Y)]) is None  # not a second time
 
 
 def test_tau_is_lowered_until_the_budget_holds() -> None:
@@ -252,7 +253,7 @@ def test_tau_is_lowered_until_the_budget_holds() -> None:
 
     alone = converted(refine_at=1, tau=1.0, budget=6.0)
     assert refine(alone, [(X, Y)]) == 1.0
-    assert all(len(group) == 1 for group in alone.about.extra["superweights"]["clusters"])
+    assert all(len(group) == 1 for group in alone.layout.facts["clusters"])
     tight = converted(refine_at=1, tau=1.0, budget=2300)
     assert refine(tight, [(X, Y)]) < 1.0
     assert count(tight) <= 2300
@@ -280,7 +281,7 @@ def test_decoupling_gives_copies_to_members_that_pull_apart(tmp_path) -> None:
                 pull.setdefault((piece.bank, piece.rows[0]), {})[k, name] = gradient[piece.rows[0]]
     with torch.no_grad():
         outputs = ensemble(X)
-    assert ensemble.method.after_epoch(ensemble, 1, lambda: [(X, Y)]) == "changed"
+    assert ensemble.method.after_epoch(ensemble, 1, [(X, Y)]) == "changed"
     with torch.no_grad():
         torch.testing.assert_close(ensemble(X), outputs)  # copies, so nothing changes yet
     split = 0
@@ -297,7 +298,7 @@ def test_decoupling_gives_copies_to_members_that_pull_apart(tmp_path) -> None:
                     assert place == also
         split += len(set(new.values())) > 1
     assert split > 0
-    ensemble.eval().save(tmp_path)
+    covey.save(ensemble.eval(), tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=nets())(X), ensemble(X))
     assert count(ensemble) == ensemble.coverage.total
@@ -306,8 +307,8 @@ def test_decoupling_gives_copies_to_members_that_pull_apart(tmp_path) -> None:
 
 def test_refinement_of_one_network_s_members_adds_their_gradients() -> None:
     ensemble = covey.convert(nets()[0], SuperWeights(members=2, budget=3.0, refine_at=1, tau=0.3), example=X)
-    assert ensemble.method.after_epoch(ensemble, 1, lambda: [(X, Y)]) == "restart"
-    assert {body for group in ensemble.about.extra["superweights"]["clusters"] for body, _ in group} == {0}
+    assert ensemble.method.after_epoch(ensemble, 1, [(X, Y)]) == "restart"
+    assert {body for group in ensemble.layout.facts["clusters"] for body, _ in group} == {0}
     assert ensemble(X).shape == (2, 6, 4)
 
 
@@ -324,15 +325,15 @@ def test_bad_input_says_what_to_do() -> None:
         converted(budget=300)
     one, two = examine(Net(4, 1, dims=1), example=X[:, :, 0].float()), examine(Net(4, 1), example=X.float())
     with pytest.raises(covey.CoveyError, match=r"member 0 have \[1\] dimensions and those of member 1 \[2\]"):
-        SuperWeights(budget=5.0).build([one, two])
+        built(SuperWeights(budget=5.0), [one, two])
     with pytest.raises(covey.CoveyError, match="members=7, but 3 networks"):
         converted(members=7)
     for options, words in (
-        ({"tau": 1.5}, "tau is a threshold on cosines, from -1 to 1; got 1.5"),
-        ({"beta": -2}, "beta is a threshold"),
+        ({"tau": 1.5}, "tau is from -1 to 1; got 1.5"),
+        ({"beta": -2}, "beta is from -1 to 1"),
         ({"clusters": "colour"}, "'depth', 'shape'"),
         ({"share": "all"}, "'none', 'layers', 'clusters'"),
-        ({"bins": 0}, "bins is at least 1"),
+        ({"bins": 0}, "bins is a whole number of at least 1"),
         ({"refine_at": 0}, "refine_at is at least 1"),
         ({"budget": None}, "got None"),
     ):

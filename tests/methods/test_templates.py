@@ -170,7 +170,7 @@ def test_stored_bytes_are_those_of_parameters_and_buffers(name: str, tmp_path) -
         nn.Linear(48, 3),
     )
     ensemble = covey.convert(wide, METHODS[name], example=torch.zeros(2, 48, 4, 4))
-    ensemble.save(tmp_path)
+    covey.save(ensemble, tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     bytes_ = sum(t.numel() * t.element_size() for t in ensemble.state_dict().values())
     assert bytes_ <= file.stat().st_size <= 1.01 * bytes_
@@ -190,6 +190,6 @@ def test_layers_that_the_answer_does_not_use_get_no_templates(name: str, tmp_pat
     assert not [made for made in ensemble.parts[name].names if made.startswith("aux")]
     assert ensemble.parts[name].names
     ensemble.run = "loop"
-    ensemble.eval().save(tmp_path)
+    covey.save(ensemble.eval(), tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=WithAux())(X), ensemble(X))

@@ -129,7 +129,7 @@ def test_a_plain_network_is_an_ensemble_of_one() -> None:
 def test_regression_in_the_targets_own_unit() -> None:
     net = network(4, 2)
     ens = covey.convert(net, covey.DeepEnsemble(members=2), example=torch.zeros(2, 4))
-    ens.about.task = "gaussian"
+    ens.task = "gaussian"
     x, y = torch.randn(30, 4), torch.randn(30)
     data = Data(SimpleNamespace(inputs=x, targets=y), SimpleNamespace(inputs=x[:0], targets=y[:0]))
     data.task, data.classes = "regression", ()

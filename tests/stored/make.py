@@ -21,13 +21,13 @@ from typing import Any
 import networks
 import numpy as np
 import torch
+from covey.evaluate import fit_conformal, fit_temperature
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import covey
 from covey import zoo
 from covey.data import Data, Split
-from covey.evaluate import fit_conformal, fit_temperature
 from covey.train import checkpoint
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from covey.data import Data, Split
 from covey.errors import OptionError, TrainingError
 from covey.train.averaging import Average, refresh_statistics
 from covey.train.batches import Stream
-from covey.train.late import late
+from covey.trainings.late_start import late
 
 QUIET = Machine(accelerator="cpu", progress=False)
 

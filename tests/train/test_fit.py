@@ -124,7 +124,7 @@ def test_regression_with_and_without_variance():
     assert point.last["rmse"] < 0.4
     assert "nll" not in point.last
     gaussian = fit(mlp(1, 2), line(), replace(LOOP, epochs=10, lr=0.02), machine=QUIET)
-    assert gaussian.ensemble.about.task == "gaussian"
+    assert gaussian.ensemble.task == "gaussian"
     assert gaussian.last["rmse"] < 0.5
     assert gaussian.last["nll"] < 1
 

@@ -18,8 +18,8 @@ from covey.data import Data, Split
 from covey.errors import ConversionError, OptionError
 from covey.train import checkpoint
 from covey.train.batches import Stream
-from covey.train.late import late, widen
 from covey.train.optimizer import carry
+from covey.trainings.late_start import late, widen
 
 QUIET = Machine(accelerator="cpu", progress=False)
 NORMS = covey.NormEnsemble(members=3, gamma=1.0)
@@ -334,7 +334,10 @@ def test_killed_at_random_moments_ends_bit_identical(tmp_path):
     ("make", "error", "words"),
     [
         (lambda: late(covey.DeepEnsemble()), OptionError, "nothing would be left"),
-        (lambda: late("norms"), OptionError, "takes a method with options"),
+        (lambda: late("norms"), OptionError, "there is no method 'norms'"),
+        (lambda: late(covey.SWAG()), OptionError, "takes a method with options"),
+        (lambda: late(covey.Packed()), OptionError, "nothing would be left.*init='slice'"),
+        (lambda: late(covey.Masksembles(), collapse=True), OptionError, "means nothing for Masksembles"),
         (lambda: late(NORMS, noise=-1), OptionError, "at least 0"),
         (lambda: run(late(NORMS, 5)), OptionError, "start at epoch 5, and training ends at 5"),
         (
@@ -343,7 +346,7 @@ def test_killed_at_random_moments_ends_bit_identical(tmp_path):
             "'0.weight', which all members share",
         ),
         (
-            lambda: run(late(covey.Masksembles(members=3), 2)),
+            lambda: run(late(covey.Hypernetwork(members=3, linear=True, budget=9.0), 2)),
             ConversionError,
             "depends on the number of members",
         ),

@@ -12,9 +12,7 @@ from covey import Economical, LatePhase, Recipe, zoo
 from covey.cli import recipes
 from covey.cli.compare import from_recipe, plan
 from covey.cli.main import main
-from covey.cli.settings import KINDS
 from covey.errors import OptionError, StoreError
-from covey.train.phased import PHASED
 
 FILES = sorted(p.stem for p in recipes.folder().glob("paper[12]-*.toml"))
 
@@ -64,10 +62,9 @@ def test_an_unknown_kind():
         LatePhase(kind="bias").late()
 
 
-def test_the_command_line_knows_them_all_and_each_has_a_page():
-    assert set(PHASED) <= set(KINDS)
+def test_each_has_a_page():
     pages = {page.stem for page in (Path(__file__).parents[2] / "docs" / "methods").glob("*.md")}
-    assert set(PHASED) <= pages
+    assert set(covey.TRAININGS) <= pages
 
 
 @pytest.mark.parametrize("scale", ["full", "small"])
@@ -80,15 +77,14 @@ def test_recipes_plan_runs_that_can_begin(name, scale):
     tasks = plan(base, flags)
     assert tasks
     for task in tasks:
-        way = task.settings.way
-        if hasattr(way, "phases"):
-            assert way.phases(task.settings.recipe)
+        if isinstance(task.settings.options, covey.Training):
+            assert task.settings.options.phases(task.settings.recipe)
 
 
 def test_the_convnet_row_of_table_3_is_the_papers():
     settings = recipes.read("paper2-table3-convnet").at("full")
-    first, second = settings.way.phases(settings.recipe)
-    assert (first.end, settings.recipe.epochs, settings.way.noise, settings.way.where) == (
+    first, second = settings.options.phases(settings.recipe)
+    assert (first.end, settings.recipe.epochs, settings.options.noise, settings.options.where) == (
         50,
         200,
         0.5,

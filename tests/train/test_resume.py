@@ -119,10 +119,10 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, ((first + last) // 2, hard))
-        with pytest.raises(StoreError, match=r"cannot write checkpoint .*The one before is kept"):
+        with pytest.raises(StoreError, match=r"cannot write a checkpoint .*The one before is kept"):
             train(tmp_path / "run", recipe)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
-    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000000.safetensors"]
+    assert [p.name[:11] for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000000-"]
     assert train(tmp_path / "run", recipe, resume=True).last["epoch"] == 1

@@ -10,7 +10,8 @@ import covey
 from covey import Machine, Recipe, Schedule, fit
 from covey.data import Data, Split
 from covey.errors import ConversionError, OptionError, TrainingError
-from covey.train.trajectory import FGE, SWAG, Gaussian, Snapshot, gather
+from covey.trainings import FGE, SWAG, Snapshot, gather
+from covey.trainings.swag import Gaussian
 
 QUIET = Machine(accelerator="cpu", progress=False)
 STEADY = Recipe(epochs=6, batch=8, lr=0.05, schedule=Schedule(), run="loop")
@@ -54,7 +55,7 @@ def test_gathered_networks_answer_as_they_did_apart(tmp_path):
     ensemble.run = "loop"
     expected = torch.stack([net(x) for net in networks])
     torch.testing.assert_close(ensemble(x), expected, rtol=0, atol=0)
-    ensemble.save(tmp_path)
+    covey.save(ensemble, tmp_path)
     loaded = covey.load(tmp_path, network=network())
     assert isinstance(loaded.method, covey.DeepEnsemble)
     torch.testing.assert_close(loaded(x), expected, rtol=0, atol=0)
@@ -84,7 +85,9 @@ def test_the_gaussian_has_the_covariance_of_the_formula():
     diagonal = (snapshots.square().mean(0) - snapshots.mean(0).square()).diag()
     expected = 0.5 * (diagonal + deviations.T @ deviations / 3)
     torch.manual_seed(1)
-    draws = torch.stack([nn.utils.parameters_to_vector(gaussian.draw(0.5).values()) for _ in range(5_000)])
+    draws = torch.stack(
+        [nn.utils.parameters_to_vector(gaussian.draw(gaussian.mean, 0.5).values()) for _ in range(5_000)]
+    )
     scale = expected.diag().sqrt()
     torch.testing.assert_close(draws.mean(0) / scale, snapshots.mean(0) / scale, rtol=0, atol=0.06)
     off = (draws.T.cov() - expected) / torch.outer(scale, scale)
@@ -118,7 +121,7 @@ def test_swag_in_a_run(tmp_path):
         torch.testing.assert_close(
             member[1].running_mean, member[0](blobs().train.inputs).mean(0), rtol=1e-4, atol=1e-5
         )
-    ensemble.save(tmp_path)
+    covey.save(ensemble, tmp_path)
     again = covey.load(tmp_path, network=network()).predict(x)
     assert torch.equal(again.probs, answer.probs)
     torch.testing.assert_close(run(SWAG(members=5, start=3, rank=2)).state_dict(), ensemble.state_dict())
@@ -160,7 +163,7 @@ def test_fge_keeps_the_minima_of_a_triangle():
     ("make", "error", "words"),
     [
         (lambda: run(SWAG(start=5)), OptionError, "gets 1 snapshots; it needs at least two"),
-        (lambda: Gaussian().draw(), TrainingError, "at least two snapshots"),
+        (lambda: Gaussian().draw([]), TrainingError, "at least two snapshots"),
         (lambda: Gaussian(rank=1), OptionError, "at least 2; got 1"),
         (lambda: run(Snapshot(members=9)), OptionError, "more than one an epoch"),
         (lambda: run(Snapshot(members=0)), OptionError, "at least 1; got 0"),

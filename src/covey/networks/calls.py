@@ -26,6 +26,7 @@ def arguments(example: Any) -> Arguments:
 def pick(result: Any, output: Output) -> Tensor:
     """The answer's tensor out of whatever a network returns.
 
+    >>> import torch
     >>> pick({"logits": torch.zeros(2, 3), "loss": None}, None).shape
     torch.Size([2, 3])
     """

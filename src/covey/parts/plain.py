@@ -225,9 +225,9 @@ def assemble(
     gamma: float = 1.0,
     kind: type[Ensemble] = Ensemble,
 ) -> Ensemble:
-    """An ensemble out of what a method makes: tensors that `parts` do not generate are not the method's concern.
+    """An ensemble out of what a method makes; tensors of one network that no part makes are shared by all members.
 
-    Where members are rows of one network, they share the rest; where networks differ, each member keeps its own.
+    Where networks differ, the parts must make all their tensors; `Separate` holds those that are a member's own.
 
     Args:
         method: of the ensemble.
@@ -237,15 +237,12 @@ def assemble(
         gamma: factor of the gradient of the shared rest.
         kind: the class of the ensemble.
     """
-    taken = {name for part in parts.values() for name in part.names}
-    rests = []
-    for body in bodies:
-        rests.append({n: t for n, t in body.network.named_parameters() if n not in taken})
     found = {label: part for label, part in parts.items() if part.names}
-    if len(bodies) > 1 and any(rests):
-        found["own"] = Separate(rests)
-    elif any(rests):
-        found["shared"] = Shared(rests[0], layout.notes, gamma)
+    if len(bodies) == 1:
+        taken = {name for part in parts.values() for name in part.names}
+        rest = {n: t for n, t in bodies[0].network.named_parameters() if n not in taken}
+        if rest:
+            found["shared"] = Shared(rest, layout.notes, gamma)
     return kind(method, bodies, layout, found)
 
 

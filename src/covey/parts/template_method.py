@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torch import Tensor
+
 from covey.ensemble import Ensemble
 from covey.layout import Layout
 from covey.method import Method
@@ -18,7 +20,7 @@ from covey.networks.layers import Where
 from covey.options import check_least
 from covey.parameterization import Parameterization
 from covey.parts.budget import check_budget, own_copies, unused
-from covey.parts.plain import Replicated, assemble
+from covey.parts.plain import Replicated, Separate, assemble
 from covey.parts.templates import BankSpec, Makeup, Templates
 
 if TYPE_CHECKING:
@@ -86,22 +88,30 @@ class TemplateMethod(Method):
 
     def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """Banks for the chosen layers; heads, biases and norms are each member's own."""
-        return self.lay_out(bodies, self.draft(bodies, [unused(body) for body in bodies]))
+        idle = [unused(body) for body in bodies]
+        return self.lay_out(bodies, self.draft(bodies, idle), idle)
+
+    def widened(self, bodies: Sequence[Anatomy], layout: Layout) -> Layout:
+        """For more members of the same network."""
+        idle = layout.facts["idle"]
+        wide = self.lay_out(bodies, self.draft(bodies, idle), idle)
+        return replace(wide, shared_buffers=layout.shared_buffers)
 
     def recall(
         self, bodies: Sequence[Anatomy], extra: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
     ) -> Layout:
         """Idle layers were kept, the rest follows from the options."""
         idle = [extra.get(f"idle {i}", ()) for i in range(len(bodies))]
-        return self.lay_out(bodies, self.draft(bodies, idle))
+        return self.lay_out(bodies, self.draft(bodies, idle), idle)
 
-    def lay_out(self, bodies: Sequence[Anatomy], draft: Draft) -> Layout:
+    def lay_out(self, bodies: Sequence[Anatomy], draft: Draft, idle: Sequence[Collection[str]]) -> Layout:
         """A draft as a layout."""
         made = [name for each in draft.makeup for name in each]
         differing = [*made, *draft.own]
         if len(bodies) > 1:
             differing += [name for body in bodies for name, _ in body.network.named_parameters()]
-        return Layout.of(bodies, own=differing, tensors={"own": draft.own}, facts=draft.to_dict())
+        facts = {**draft.to_dict(), "idle": [list(names) for names in idle]}
+        return Layout.of(bodies, own=differing, tensors={"own": draft.own}, facts=facts)
 
     def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
         """Draw the banks; copy what is each member's own."""
@@ -120,6 +130,8 @@ class TemplateMethod(Method):
         }
         if len(bodies) == 1:
             parts["replicated"] = Replicated(own_copies(bodies[0], layout.tensors["own"], self.members))
+        else:
+            parts["own"] = Separate([_rest(body, made) for body, made in zip(bodies, makeup, strict=True)])
         return assemble(self, bodies, layout, parts, gamma=self.gamma)
 
     def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:
@@ -139,6 +151,11 @@ class TemplateMethod(Method):
     def full_gradient(self) -> Self:
         """With gamma 1."""
         return replace(self, gamma=1.0)
+
+
+def _rest(body: Anatomy, made: Collection[str]) -> dict[str, Tensor]:
+    """The tensors of a network that no bank makes."""
+    return {name: tensor for name, tensor in body.network.named_parameters() if name not in made}
 
 
 def makeup_of(layout: Layout) -> list[dict[str, Makeup]]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covey.surgery.edits import apply_edits
-    from covey.surgery.pack import pack
     from covey.surgery.sizes import TooNarrowError
     from covey.surgery.slices import Axis, slice_weights
     from covey.surgery.width import Narrowed, check_runs, narrow
@@ -17,7 +16,6 @@ __all__ = [
     "apply_edits",
     "check_runs",
     "narrow",
-    "pack",
     "slice_weights",
 ]
 
@@ -29,7 +27,6 @@ _HOMES = {
     "apply_edits": "edits",
     "check_runs": "width",
     "narrow": "width",
-    "pack": "pack",
     "slice_weights": "slices",
 }
 

@@ -180,8 +180,9 @@ def widen(
         raise ConversionError(
             f"an ensemble is widened from one member; this {type(ensemble.method).__name__} has {ensemble.members}."
         )
+    bodies = ensemble.bodies(ensemble.networks())
     with torch.random.fork_rng(devices=[]):
-        wide = method.build(ensemble.bodies(ensemble.networks()), ensemble.layout)
+        wide = method.build(bodies, method.widened(bodies, ensemble.layout))
     _copy_state(ensemble, wide)
     wide.describe_like(ensemble)
     _vary_(wide, noise, restart, seed)

@@ -14,7 +14,7 @@ coefficients (`decouple_at`, beta).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -84,7 +84,8 @@ class SuperWeights(TemplateMethod):
         """The layout with other clusters, each a list of [network, tensor's name], as refinement finds them."""
         made = [list(each) for each in layout.facts["makeup"]]
         composition = self._compose(bodies, _keyed(bodies, made, clusters), exploring=False)
-        return self.lay_out(bodies, composition.draft(tau=tau))
+        redesigned = self.lay_out(bodies, composition.draft(tau=tau), layout.facts["idle"])
+        return replace(redesigned, shared_buffers=layout.shared_buffers)
 
     def recall(
         self, bodies: Sequence[Anatomy], extra: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
@@ -98,7 +99,8 @@ class SuperWeights(TemplateMethod):
         clusters = _keyed(bodies, made, kept["clusters"])
         composition = self._compose(bodies, clusters, exploring=kept["exploring"])
         composition.set_rows(kept["rows"])
-        return self.lay_out(bodies, composition.draft())
+        idle = [extra.get(f"idle {i}", ()) for i in range(len(bodies))]
+        return self.lay_out(bodies, composition.draft(), idle)
 
     def turns(self) -> Sequence[Turn]:
         """Refine the clusters and start again; later, tell coefficients apart."""
@@ -116,17 +118,19 @@ class SuperWeights(TemplateMethod):
 
         Args:
             ensemble: this method's; it is changed in place.
-            epoch: how many epochs are done since the beginning.
+            epoch: how many epochs are done since training started, or started again.
             batches: inputs and targets of one epoch; read only where something is to be done.
 
         Returns "restart" after refinement (all weights are new: begin again with a new optimiser and schedule),
         "changed" after decoupling (some coefficients are new parameters: their optimiser state starts empty, the others
         keep theirs), else None.
         """
-        for turn in self.turns():
-            if turn.epoch == epoch:
-                turn.change(ensemble, batches)
-                return "restart" if turn.restart else "changed"
+        exploring = ensemble.layout.facts["exploring"]
+        if exploring and epoch == self.refine_at:
+            refinement.refine(ensemble, batches)
+            return "restart"
+        if not exploring and epoch == self.decouple_at:
+            return "changed" if refinement.decouple(ensemble, batches) else None
         return None
 
     def _compose(self, bodies: Sequence[Anatomy], clusters: Any, *, exploring: bool) -> Composition:

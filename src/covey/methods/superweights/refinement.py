@@ -134,7 +134,7 @@ def _note_rows(ensemble: Ensemble, part: Templates) -> None:
     for label, bank in part.named_banks().items():
         banks[label] = {**facts["banks"][label], "alpha": list(bank.alpha.shape)}
     facts["banks"] = banks
-    ensemble.layout = replace(ensemble.layout, facts=facts)
+    ensemble.layout = ensemble.layout.with_facts(facts)
 
 
 def _pulls(
