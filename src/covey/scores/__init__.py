@@ -4,7 +4,8 @@ from covey.calibration import Conformal, Temperature
 
 from .calibration import fit_conformal, fit_temperature
 from .cost import Cost, measure
-from .evaluation import Evaluation, evaluate, score
+from .evaluate import evaluate, score
+from .evaluation import Evaluation
 from .record import Record
 
 __all__ = [

@@ -18,6 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from covey.errors import EvaluationError
 
+from .model import evaluated_model
+
 Clock = Literal["wall", "cpu"]
 RATIOS = ("stored", "multiply_adds", "peak_bytes", "latency")
 
@@ -110,13 +112,14 @@ def measure(
         raise EvaluationError("example: expected a batch of one sample or more, got an empty one")
     if clock == "cpu" and threads != 1:
         raise EvaluationError(f"clock='cpu' adds up threads, so it needs threads=1, got threads={threads}")
-    with _evaluating(module), _threads(threads) as used, torch.inference_mode():
+    model = evaluated_model(module)
+    with model.evaluating(), _threads(threads) as used, torch.inference_mode():
         adds = multiply_adds(module, example[:1])
         peak = peak_bytes(module, example)
         seconds = timings(lambda: module(example), repeats=repeats, warmup=warmup, clock=clock)
     quarter, _, three_quarters = quantiles(seconds, n=4)
     return Cost(
-        members=int(getattr(module, "members", 1)),
+        members=model.members,
         trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
         stored=stored_numbers(module),
         multiply_adds=adds,
@@ -142,7 +145,7 @@ def multiply_adds(module: nn.Module, example: Tensor) -> int:
     Fused kernels that the counter cannot see into (recurrent layers, attention) are replaced by plain ones.
     """
     counter = FlopCounterMode(display=False)
-    with _evaluating(module), torch.no_grad(), _plain_kernels():
+    with evaluated_model(module).evaluating(), torch.no_grad(), _plain_kernels():
         module(example)  # an ensemble's first call may try several ways to run, which must not count
         with counter:
             module(example)
@@ -210,20 +213,6 @@ class _AliveBytes(TorchDispatchMode):
 
     def _forget(self, size: int) -> None:
         self.now -= size
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    was_training = module.training
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        # By train(), because an ensemble passes its mode on to parts that are no submodules.
-        module.train(was_training)
-        for part, training in modes:
-            part.training = training
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,7 @@ def mean_of_pairs(matrix: Tensor) -> float | None:
     return None if pairs.isnan().any() else float(pairs.mean())
 
 
-def diversity_scores(prediction: Prediction, labels: Tensor, ood: dict[str, Prediction]) -> dict:
+def diversity_scores(prediction: Prediction, labels: Tensor, ood: Mapping[str, Prediction]) -> dict:
     """All diversity scores. With one member there are no pairs: pairwise scores are None, the others 0."""
     information = {"test": float(prediction.mutual_information.mean())}
     information |= {name: float(strange.mutual_information.mean()) for name, strange in ood.items()}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from covey.errors import EvaluationError
+from covey.networks.modes import evaluating
 
 Tensors = dict[str, Tensor]
 
@@ -184,12 +185,7 @@ def _combine(ends: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
 
 @torch.no_grad()
 def _loss(network: nn.Module, tensors: Tensors, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
+    with evaluating(network):
         logits = functional_call(network, tensors, (inputs,))
-    finally:
-        for module, training in modes:
-            module.training = training
     loss = F.cross_entropy(logits.double(), labels)
     return float(loss), float((logits.argmax(-1) == labels).double().mean())
