@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import covey
 from covey.data import Data, Split
 from covey.report import Run, write
-from covey.scores import evaluate, measure
+from covey.scores import evaluate, measure_cost
 from covey.scores.landscape import flatness, interpolation, plane
 
 SEEDS, EPOCHS, BATCH, LR, DECAY = (0, 1, 2, 3, 4), 40, 25, 0.05, 5e-4
@@ -158,7 +158,8 @@ def main(folder: str) -> None:
     example = data.test.inputs[:64]
     runs = [
         replace(
-            run, cost=measure(module, example, repeats=50, threads=1, clock="cpu", training_seconds=seconds)
+            run,
+            cost=measure_cost(module, example, repeats=50, threads=1, clock="cpu", training_seconds=seconds),
         )
         for run, module, seconds in trained
     ]

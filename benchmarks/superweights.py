@@ -17,6 +17,7 @@ import torch
 import covey
 from covey import data, zoo
 from covey.report import members
+from covey.scores import anytime
 
 NETWORKS = ("wrn-16-4", "wrn-10-4")
 
@@ -46,7 +47,7 @@ def main() -> None:
     print(f"rows of coefficients: {rows}")
     print(f"parameters: {trained.coverage.total:,}, {trained.coverage.ratio:.3f} of the networks' mean")
     x, y = digits.prepare(digits.test.inputs), digits.test.targets
-    found = trained.anytime(x, y, batch=64)
+    found = anytime(trained, x, y, batch=64)
     for subset in found.subsets:
         names = " + ".join(NETWORKS[k] for k in subset.members)
         print(f"{names}: {subset.multiply_adds:,} multiply-adds, accuracy {subset.score:.4f}")

@@ -141,9 +141,9 @@ class Ensemble(nn.Module):
 
     def anytime(self, inputs: Any, targets: Tensor, *, score: str = "accuracy", batch: int = 64) -> Anytime:
         """What every subset of members costs and scores on held-out data, and answers within a budget of time."""
-        from covey.scores.anytime import measure
+        from covey.scores.anytime import anytime
 
-        return measure(self, inputs, targets, score=score, batch=batch)
+        return anytime(self, inputs, targets, score=score, batch=batch)
 
     @property
     def alike(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from statistics import median
@@ -16,10 +16,14 @@ from torch import Tensor
 from covey.combine import Prediction, Regression
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
-from covey.scores.cost import multiply_adds, timings
 
-MANY = 12  # members above which only a greedy chain of subsets is scored, not all 2^M
-By = Literal["milliseconds", "multiply_adds"]
+from .cost import multiply_adds, timings
+
+MANY = 12
+"""With more members than this only a greedy chain of subsets is scored, not all 2^M."""
+
+CostAxis = Literal["milliseconds", "multiply_adds"]
+"""What subsets are compared by."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +45,29 @@ class Subset:
 
 @dataclass(frozen=True)
 class Anytime:
-    """Subsets of an ensemble's members with their costs and scores.
+    """Answers within a budget of time, from the best subset of members that fits into it.
 
     Args:
-        ensemble: whose.
-        subsets: cheapest first.
+        ensemble: whose members they are.
+        subsets: what was measured, cheapest first.
         batch: the batch size that times are for.
     """
 
-    ensemble: Ensemble
-    subsets: tuple[Subset, ...]
+    ensemble: Ensemble = field(repr=False)
+    subsets: tuple[Subset, ...] = field(repr=False)
     batch: int
 
-    def front(self, by: By = "milliseconds") -> list[Subset]:
+    def front(self, by: CostAxis = "milliseconds") -> list[Subset]:
         """The subsets that no other beats: each costs more than the one before and scores better."""
-        best: list[Subset] = []
-        for subset in sorted(self.subsets, key=lambda s: (getattr(s, by), -s.score)):
-            if not best or subset.score > best[-1].score:
-                best.append(subset)
-        return best
+
+        def cheap_then_good(subset: Subset) -> tuple[float, float]:
+            return getattr(subset, by), -subset.score
+
+        front: list[Subset] = []
+        for subset in sorted(self.subsets, key=cheap_then_good):
+            if not front or subset.score > front[-1].score:
+                front.append(subset)
+        return front
 
     def best(self, budget_ms: float, samples: int | None = None) -> Subset:
         """The best subset for a time, by what was measured.
@@ -70,18 +78,20 @@ class Anytime:
         """
         factor = max(1.0, (samples or 1) / self.batch)
         front = self.front()
-        fit = [subset for subset in front if subset.milliseconds * factor <= budget_ms]
-        if not fit:
-            raise EvaluationError(
-                f"budget_ms is {budget_ms:g}, and the fastest member, {front[0].members[0]}, takes "
-                f"{front[0].milliseconds * factor:.3g} ms here. Raise the budget, or answer fewer samples at once."
-            )
-        return fit[-1]
+        affordable = [subset for subset in front if subset.milliseconds * factor <= budget_ms]
+        if affordable:
+            return affordable[-1]
+        fastest = front[0]
+        raise EvaluationError(
+            f"budget_ms is {budget_ms:g}, and the fastest member, {fastest.members[0]}, takes "
+            f"{fastest.milliseconds * factor:.3g} ms here. Raise the budget, or answer fewer samples at once."
+        )
 
     def predict(self, x: Any, budget_ms: float) -> Prediction | Regression:
         """The answer of the best subset for a time in milliseconds."""
         samples = len(x) if isinstance(x, Tensor) else None
-        return self.ensemble.predict(x, members=self.best(budget_ms, samples).members)
+        chosen = self.best(budget_ms, samples)
+        return self.ensemble.predict(x, members=chosen.members)
 
     def refine(
         self, x: Tensor, members: Sequence[int] | None = None
@@ -92,43 +102,44 @@ class Anytime:
             x: input, (B, ...).
             members: in which order; by default that of `order()`.
         """
-        order = self.order() if members is None else list(members)
+        order = self.order() if members is None else members
         outputs: list[Tensor] = []
-        for k in order:
-            with self.ensemble.evaluating(), torch.no_grad():
-                outputs.append(self.ensemble(x, members=[k])[0])
+        for member in order:
+            outputs.append(_member_outputs(self.ensemble, x, member))
             yield len(outputs), self.ensemble.answer(torch.stack(outputs))
 
     def order(self) -> list[int]:
         """Members in the order of refining: at each step the one that makes the best answer with those before."""
-        left = set(range(self.ensemble.members))
-        chosen: list[int] = []
-        score = {frozenset(s.members): s.score for s in self.subsets}
+        score_of = {}
+        for subset in self.subsets:
+            score_of[frozenset(subset.members)] = subset.score
+        order: list[int] = []
+        left = list(range(self.ensemble.members))
         while left:
-            seen = frozenset(chosen)
-            best = max(sorted(left), key=lambda k: score.get(seen | {k}, float("-inf")))
-            chosen.append(best)
-            left.remove(best)
-        return chosen
+            # A greedy chain was measured for few subsets only; the others come last.
+            scores = [score_of.get(frozenset([*order, member]), float("-inf")) for member in left]
+            best = scores.index(max(scores))
+            order.append(left.pop(best))
+        return order
 
 
-def measure(
+def anytime(
     ensemble: Ensemble,
-    inputs: Any,
+    inputs: Tensor,
     targets: Tensor,
     *,
     score: str = "accuracy",
     batch: int = 64,
     repeats: int = 7,
 ) -> Anytime:
-    """Score and time all subsets of members, in eval mode, members one after another.
+    """Score and time all subsets of members on held-out data, in eval mode, members one after another.
 
     With more than 12 members, a greedy chain instead: each subset is the last with the member that helps most.
 
     Args:
         ensemble: any; members may differ in shape.
-        inputs: held-out data, (N, ...).
-        targets: class numbers, (N,).
+        inputs: held-out inputs, (N, ...).
+        targets: their labels, (N,).
         score: "accuracy", or "nll" for the mean log-likelihood.
         batch: batch size to time, at most N.
         repeats: timed runs for each member, of which the median counts.
@@ -141,36 +152,58 @@ def measure(
         )
     batch = min(batch, len(inputs))
     everyone = range(ensemble.members)
-    with ensemble.evaluating(), torch.no_grad():
-        parts = [_outputs(ensemble, part) for part in inputs.split(batch)]
-        some = inputs[:batch]
-        times = [
-            1e3 * median(timings(partial(ensemble, some, members=[k]), repeats=repeats, warmup=2))
-            for k in everyone
-        ]
-    outputs = torch.cat(parts, 1)
-    adds = [multiply_adds(ensemble.member(k), inputs[:1]) for k in everyone]
+    outputs, adds, milliseconds = [], [], []
+    for member in everyone:
+        parts = [_member_outputs(ensemble, part, member) for part in inputs.split(batch)]
+        outputs.append(torch.cat(parts))
+        adds.append(multiply_adds(ensemble.member(member), inputs[:1]))
+        milliseconds.append(_member_milliseconds(ensemble, inputs[:batch], member, repeats))
 
-    def subset(members: Sequence[int]) -> Subset:
-        cost = sum(adds[k] for k in members), sum(times[k] for k in members)
-        return Subset(tuple(members), *cost, _score(ensemble.answer(outputs[list(members)]), targets, score))
+    def measured(members: Sequence[int]) -> Subset:
+        answer = ensemble.answer(torch.stack([outputs[k] for k in members]))
+        return Subset(
+            members=tuple(members),
+            multiply_adds=sum(adds[k] for k in members),
+            milliseconds=sum(milliseconds[k] for k in members),
+            score=_score(answer, targets, score),
+        )
 
-    if ensemble.members <= MANY:
-        chosen = [subset(m) for n in everyone for m in combinations(everyone, n + 1)]
+    if ensemble.members > MANY:
+        subsets = _greedy_chain(ensemble.members, measured)
     else:
-        chosen = _chain(ensemble.members, subset)
-    return Anytime(ensemble, tuple(sorted(chosen, key=lambda s: s.milliseconds)), batch)
+        subsets = _all_subsets(ensemble.members, measured)
+    subsets.sort(key=lambda subset: subset.milliseconds)
+    return Anytime(ensemble, tuple(subsets), batch)
 
 
-def _outputs(ensemble: Ensemble, x: Tensor) -> Tensor:
-    return torch.stack([ensemble(x, members=[k])[0] for k in range(ensemble.members)])
+def _member_outputs(ensemble: Ensemble, x: Tensor, member: int) -> Tensor:
+    with ensemble.evaluating(), torch.no_grad():
+        return ensemble(x, members=[member])[0]
 
 
-def _chain(members: int, subset: Any) -> list[Subset]:
-    chain = [max((subset((k,)) for k in range(members)), key=lambda s: s.score)]
-    while len(chain) < members:
-        rest = (k for k in range(members) if k not in chain[-1].members)
-        chain.append(max((subset((*chain[-1].members, k)) for k in rest), key=lambda s: s.score))
+def _member_milliseconds(ensemble: Ensemble, x: Tensor, member: int, repeats: int) -> float:
+    with ensemble.evaluating(), torch.no_grad():
+        seconds = timings(partial(ensemble, x, members=[member]), repeats=repeats, warmup=2)
+    return 1e3 * median(seconds)
+
+
+def _all_subsets(members: int, measured: Callable[[Sequence[int]], Subset]) -> list[Subset]:
+    subsets = []
+    for size in range(1, members + 1):
+        for chosen in combinations(range(members), size):
+            subsets.append(measured(chosen))
+    return subsets
+
+
+def _greedy_chain(members: int, measured: Callable[[Sequence[int]], Subset]) -> list[Subset]:
+    """Subsets of 1, 2, ... members; each adds to the one before the member that helps most."""
+    chain: list[Subset] = []
+    chosen: tuple[int, ...] = ()
+    for _ in range(members):
+        candidates = [measured((*chosen, k)) for k in range(members) if k not in chosen]
+        best = max(candidates, key=lambda subset: subset.score)
+        chain.append(best)
+        chosen = best.members
     return chain
 
 
@@ -179,5 +212,5 @@ def _score(answer: Prediction | Regression, targets: Tensor, score: str) -> floa
         raise EvaluationError("subsets are scored by class; this ensemble's task is a regression.")
     if score == "accuracy":
         return float((answer.label == targets).double().mean())
-    flat = answer.log_probs.flatten(0, -2)
-    return -float(F.nll_loss(flat, targets.flatten()))
+    log_probs = answer.log_probs.flatten(0, -2)
+    return -float(F.nll_loss(log_probs, targets.flatten()))

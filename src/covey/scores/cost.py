@@ -86,7 +86,7 @@ class Cost:
         return asdict(self)
 
 
-def measure(
+def measure_cost(
     module: nn.Module,
     example: Tensor,
     *,
