@@ -203,7 +203,7 @@ def test_nan_names_the_member() -> None:
             "expected 0 to 2 for 3 classes, got 3 at sample 2",
         ),
         (torch.zeros(2, 5, 3), torch.tensor([0, -1, 0, 0, 0]), "got -1 at sample 1"),
-        (torch.zeros(2, 5, 3), torch.zeros(4).long(), r"one label a sample, shape \(5,\), got \(4,\)"),
+        (torch.zeros(2, 5, 3), torch.zeros(4).long(), r"one label per sample, shape \(5,\), got \(4,\)"),
         (torch.zeros(2, 5, 3), torch.zeros(5), "labels of an integer type, got torch.float32"),
         (torch.zeros(5, 3), torch.zeros(5).long(), r"\(members, samples, classes\), got \(5, 3\)"),
         (torch.zeros(2, 0, 3), torch.zeros(0).long(), "the test set is empty"),
