@@ -158,9 +158,7 @@ class _Full:
     def step(self, noise: Array) -> None:
         noise += self.weights
         noise -= self.goals
-        noise *= (
-            self.rate
-        )  # in the noise's own memory, because steps are many
+        noise *= self.rate  # in the noise's own memory, because steps are many
         self.weights -= noise
 
     def mean(self) -> Array:

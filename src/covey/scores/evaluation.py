@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from covey.calibration import from_dict
 from covey.errors import EvaluationError
 from covey.files import write_text
+from covey.tables import counted, html_table, number, text_table
 
 from .record import Record
 
@@ -20,6 +22,13 @@ CRITERION = "entropy"
 
 OUTPUTS_FILE = "outputs.npz"
 SCORES_FILE = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class _Table:
+    caption: str
+    headings: tuple[str, ...]
+    rows: list[tuple] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,59 @@ class Evaluation:
     examples: tuple[dict[str, Any], ...] = ()
     calibration: dict[str, Any] = field(default_factory=dict)
     record: Record | None = None
+
+    def __repr__(self) -> str:
+        about = self.about
+        return (
+            f"Evaluation(task={about['task']!r}, members={about['members']}, samples={about['samples']}, "
+            f"outputs={about['outputs']})"
+        )
+
+    def __str__(self) -> str:
+        parts = []
+        for table in self._tables():
+            text = text_table(table.headings, table.rows, right=table.headings[1:])
+            parts.append(f"{table.caption}\n{text}")
+        for note in self.notes:
+            parts.append(f"Note: {note}")
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for table in self._tables():
+            right = table.headings[1:]
+            parts.append(html_table(table.headings, table.rows, right=right, caption=table.caption))
+        for note in self.notes:
+            parts.append(f"<p>Note: {html.escape(note)}</p>")
+        return "\n".join(parts)
+
+    def _tables(self) -> list[_Table]:
+        """What a person reads first."""
+        about = self.about
+        parts = [
+            f"Evaluation: {about['task']}",
+            counted(about["members"], "member"),
+            counted(about["samples"], "test sample"),
+        ]
+        if about["task"] == "regression":
+            parts.append(counted(about["outputs"], "output"))
+        else:
+            parts.append(counted(about["outputs"], "class", "classes"))
+        headline = _Table(", ".join(parts), ("score", "ensemble", "mean of members"))
+        members = self.scores["member_mean"]
+        for name, value in self.headline.items():
+            if value is not None and name not in ("auroc", "fpr95"):  # those stand in the other table
+                headline.rows.append((name, number(value), number(members.get(name))))
+        if "ood" not in self.scores:
+            return [headline]
+        detection = _Table(
+            f"Out-of-distribution detection by {CRITERION}", ("set", "samples", "auroc", "fpr95")
+        )
+        for name, scores in self.scores["ood"]["sets"].items():
+            found = scores[CRITERION]
+            row = name, about["ood"][name], number(found["auroc"]), number(found["fpr95"])
+            detection.rows.append(row)
+        return [headline, detection]
 
     @property
     def headline(self) -> dict[str, float | None]:
