@@ -147,7 +147,7 @@ class Nested(nn.Module):
         (Listed(), "the set is empty"),
         ((X[:0], Y[:0]), "the set is empty"),
         ((X, Y[:3]), "30 inputs but 3 targets"),
-        ((X, Y[0]), "30 inputs but a scalar as targets"),
+        ((X, Y[0]), "got a single number"),
         ((np.array(["a", "b"]), Y[:2]), "an array of <U1 cannot become a tensor"),
         (Endless(), "IterableDataset has no known end"),
         ((X, Y.float()), "labels of an integer type, got torch.float32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,8 +117,11 @@ class Anytime:
         order: list[int] = []
         left = list(range(self.ensemble.members))
         while left:
-            # A greedy chain was measured for few subsets only; the others come last.
-            scores = [score_of.get(frozenset([*order, member]), float("-inf")) for member in left]
+            scores = []
+            for member in left:
+                together = frozenset([*order, member])
+                # A greedy chain was measured for few subsets only; the others come last.
+                scores.append(score_of.get(together, -math.inf))
             best = scores.index(max(scores))
             order.append(left.pop(best))
         return order
@@ -151,16 +155,15 @@ def anytime(
             f"inputs and targets are as many, at least one; got {len(inputs)} and {len(targets)}."
         )
     batch = min(batch, len(inputs))
-    everyone = range(ensemble.members)
     outputs, adds, milliseconds = [], [], []
-    for member in everyone:
+    for member in range(ensemble.members):
         parts = [_member_outputs(ensemble, part, member) for part in inputs.split(batch)]
         outputs.append(torch.cat(parts))
         adds.append(multiply_adds(ensemble.member(member), inputs[:1]))
         milliseconds.append(_member_milliseconds(ensemble, inputs[:batch], member, repeats))
 
     def measured(members: Sequence[int]) -> Subset:
-        answer = ensemble.answer(torch.stack([outputs[k] for k in members]))
+        answer = ensemble.answer(every_output[list(members)])
         return Subset(
             members=tuple(members),
             multiply_adds=sum(adds[k] for k in members),
@@ -168,6 +171,7 @@ def anytime(
             score=_score(answer, targets, score),
         )
 
+    every_output = torch.stack(outputs)
     if ensemble.members > MANY:
         subsets = _greedy_chain(ensemble.members, measured)
     else:

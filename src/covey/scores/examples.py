@@ -35,11 +35,12 @@ def examples(prediction: Prediction, labels: Tensor, inputs: Tensor | None) -> t
     count = min(EXAMPLES, len(order) // 2)
     most, least = order[:count], order.flip(0)[:count]
     chosen = torch.cat((most, least)).tolist()
+    kinds = ["most certain"] * count + ["least certain"] * count
     found = []
-    for place, (index, picture) in enumerate(zip(chosen, _pictures(inputs[chosen]), strict=True)):
+    for kind, index, picture in zip(kinds, chosen, _pictures(inputs[chosen]), strict=True):
         found.append(
             {
-                "kind": "most certain" if place < count else "least certain",
+                "kind": kind,
                 "index": index,
                 "label": int(labels[index]),
                 "predicted": int(prediction.label[index]),

@@ -114,16 +114,17 @@ def _pair(given: Any, what: str, limit: int | None) -> Pair:
     elif isinstance(given, Split):
         inputs, targets = given.inputs, given.targets
     elif isinstance(given, (tuple, list)) and len(given) == 2:
-        inputs, targets = _tensor(given[0], f"{what}: inputs"), _tensor(given[1], f"{what}: targets")
+        inputs = _tensor(given[0], f"{what}: inputs")
+        targets = _tensor(given[1], f"{what}: targets")
     else:
         raise EvaluationError(
             f"{what}: expected a data set of covey, a pair of tensors or arrays (inputs, targets), a torch Dataset or "
             f"a DataLoader, got {type(given).__name__}"
         )
-    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
-        inputs_found = len(inputs) if inputs.ndim else "a scalar as"
-        targets_found = len(targets) if targets.ndim else "a scalar as"
-        raise EvaluationError(f"{what}: {inputs_found} inputs but {targets_found} targets")
+    if inputs.ndim == 0 or targets.ndim == 0:
+        raise EvaluationError(f"{what}: expected inputs (N, ...) and targets (N, ...), got a single number")
+    if len(inputs) != len(targets):
+        raise EvaluationError(f"{what}: {len(inputs)} inputs but {len(targets)} targets")
     if not len(inputs):
         raise EvaluationError(f"{what}: no samples to evaluate on, the set is empty")
     return inputs[:limit], targets[:limit]
@@ -146,17 +147,20 @@ def _columns(
     source: Dataset | DataLoader, what: str, limit: int | None, *, with_targets: bool
 ) -> list[Tensor]:
     """The inputs, and the targets if they are wanted, of a data set's samples or a loader's batches."""
+    in_batches = isinstance(source, DataLoader)
     columns: list[list[Tensor]] = [[], []] if with_targets else [[]]
     found = 0
     for where, item in _items(source, what):
-        for column, value in zip(columns, _parts(item, where, with_targets), strict=True):
+        parts = _parts(item, where, with_targets)
+        for column, value in zip(columns, parts, strict=True):
             column.append(_tensor(value, where))
-        found += len(columns[0][-1]) if isinstance(source, DataLoader) else 1
+        newest = columns[0][-1]
+        found += len(newest) if in_batches else 1
         if limit is not None and found >= limit:
             break
     if not found:
         raise EvaluationError(f"{what}: no samples to evaluate on, the set is empty")
-    join = torch.cat if isinstance(source, DataLoader) else torch.stack
+    join = torch.cat if in_batches else torch.stack
     try:
         return [join(column) for column in columns]
     except RuntimeError as problem:
@@ -202,14 +206,17 @@ def _tensor(value: Any, where: str) -> Tensor:
 
 def _from_numpy(array: np.ndarray, where: str) -> Tensor:
     # torch shares the array's memory, so it takes neither read-only nor mirrored arrays.
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    is_mirrored = min(array.strides, default=0) < 0
+    if is_mirrored or not array.flags.writeable:
         array = array.copy()
     try:
         tensor = torch.from_numpy(array)
     except TypeError as problem:
         raise EvaluationError(f"{where}: an array of {array.dtype} cannot become a tensor") from problem
     # NumPy's floats are float64 unless one says otherwise, torch's networks float32.
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+    if tensor.dtype == torch.float64:
+        return tensor.to(torch.get_default_dtype())
+    return tensor
 
 
 def _no_mappings(where: str) -> str:
