@@ -105,7 +105,9 @@ class Prediction(_PrintsAsTable):
         columns = torch.stack((first.max_prob, first.entropy, first.mutual_information), -1)
         rows = []
         for place, label, values in zip(_places(batch), first.label.tolist(), columns.tolist(), strict=False):
-            rows.append((place, label, *map(number, values)))
+            # Not `number`: a mutual information of 6e-08 is 0 and rounding.
+            decimals = [f"{value:.4f}" for value in values]
+            rows.append((place, label, *decimals))
         many, kinds = counted(members, "member"), counted(classes, "class", "classes")
         return _AnswerTable(
             f"Prediction of {many} for a batch {tuple(batch)}, {kinds}",

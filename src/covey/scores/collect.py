@@ -23,8 +23,8 @@ def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corr
     Args:
         model: what answers.
         data: what it is asked.
-        batch_size: samples run at once.
-        corruptions: corrupt the first so many test images in 75 ways and run those too.
+        batch_size: samples in a batch.
+        corruptions: how many test images, the first ones, to corrupt in 75 ways and run too; 0 for none.
     """
     if batch_size < 1:
         raise EvaluationError(f"batch_size: expected 1 or more, got {batch_size}")

@@ -53,9 +53,9 @@ def evaluate(
         ood: more sets of out-of-distribution inputs by name: tensors, arrays, data sets or loaders.
         validation: data for calibration, as `data`; by default the data's own validation split.
         task: what is predicted, where neither the data nor the ensemble says; "classification" by default.
-        batch_size: samples run at once.
-        limit: use the first so many samples of each set.
-        corruptions: corrupt the first so many test images in 75 ways and score those too.
+        batch_size: samples in a batch.
+        limit: use at most this many samples of each set, the first ones.
+        corruptions: how many test images, the first ones, to corrupt in 75 ways and score too; 0 for none.
         folder: where to store members' outputs (before any score is computed) and the scores.
         half: store the outputs as float16.
     """

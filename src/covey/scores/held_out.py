@@ -65,7 +65,7 @@ def held_out(
         ood: more sets of inputs by name: tensors, arrays, data sets or loaders, whose targets are not used.
         validation: as `data`; by default the validation split of a `covey.data.Data`.
         task: what is predicted, where the data do not say.
-        limit: read the first so many samples of each set.
+        limit: read at most this many samples of each set, the first ones.
     """
     if limit is not None and limit < 1:
         raise EvaluationError(f"limit: expected 1 sample or more, got {limit}")

@@ -116,7 +116,8 @@ def plane(
     if embeddings is None:
         embeddings = torch.stack([_weight_vector(network) for network in networks])
     corners = _corners(embeddings.double())
-    u, v = _grid_axis(corners[:, 0], points, margin), _grid_axis(corners[:, 1], points, margin)
+    u = _grid_axis(corners[:, 0], points, margin)
+    v = _grid_axis(corners[:, 1], points, margin)
     losses, accuracies = [], []
     for y in v.tolist():
         loss_row, accuracy_row = [], []
