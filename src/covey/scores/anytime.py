@@ -148,12 +148,7 @@ def anytime(
         batch: batch size to time, at most N.
         repeats: timed runs for each member, of which the median counts.
     """
-    if score not in ("accuracy", "nll"):
-        raise EvaluationError(f"score is 'accuracy' or 'nll'; got {score!r}.")
-    if not len(inputs) or len(inputs) != len(targets):
-        raise EvaluationError(
-            f"inputs and targets are as many, at least one; got {len(inputs)} and {len(targets)}."
-        )
+    _check(inputs, targets, score)
     batch = min(batch, len(inputs))
     outputs, adds, milliseconds = [], [], []
     for member in range(ensemble.members):
@@ -178,6 +173,15 @@ def anytime(
         subsets = _all_subsets(ensemble.members, measured)
     subsets.sort(key=lambda subset: subset.milliseconds)
     return Anytime(ensemble, tuple(subsets), batch)
+
+
+def _check(inputs: Tensor, targets: Tensor, score: str) -> None:
+    if score not in ("accuracy", "nll"):
+        raise EvaluationError(f"score is 'accuracy' or 'nll'; got {score!r}.")
+    if not len(inputs) or len(inputs) != len(targets):
+        raise EvaluationError(
+            f"inputs and targets are as many, at least one; got {len(inputs)} and {len(targets)}."
+        )
 
 
 def _member_outputs(ensemble: Ensemble, x: Tensor, member: int) -> Tensor:
