@@ -1,6 +1,6 @@
 """A report of four methods on scikit-learn's digits, five seeds: some minutes on two cores.
 
-The digits 8 and 9 are held out and serve as strange inputs, beside noise. Only 200 images train, so that
+The digits 8 and 9 are held out and serve as out-of-distribution inputs, beside noise. Only 200 images train, so that
 there is something to gain.
 
 Run: python benchmarks/report_digits.py build/digits
@@ -18,33 +18,37 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import covey
+from covey.data import Data, Split
 from covey.report import Run, write
-from covey.scores import evaluate, measure
+from covey.scores import evaluate, measure_cost
 from covey.scores.landscape import flatness, interpolation, plane
 
 SEEDS, EPOCHS, BATCH, LR, DECAY = (0, 1, 2, 3, 4), 40, 25, 0.05, 5e-4
 TRAIN, MEMBERS = 200, 4
 
 
-class Digits:
-    """Digits 0 to 7 with known labels, 8 and 9 as strange inputs."""
-
-    task = "classification"
-    classes = tuple(str(i) for i in range(8))
-
-    def __init__(self) -> None:
-        images, labels = load_digits(return_X_y=True)
-        pixels = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-        labels = torch.tensor(labels)
-        generator = torch.Generator().manual_seed(0)
-        order = torch.randperm(len(labels), generator=generator)
-        pixels, labels = pixels[order], labels[order]
-        known = labels < 8
-        x, y = pixels[known], labels[known]
-        parts = [TRAIN, 300, len(y) - TRAIN - 300]
-        self.train, self.validation, self.test = zip(x.split(parts), y.split(parts), strict=True)
-        noise = torch.rand((300, 1, 8, 8), generator=generator)
-        self.ood = {"digits 8 and 9": pixels[~known], "noise": noise}
+def digits() -> Data:
+    """Digits 0 to 7 with known labels, 8 and 9 as out-of-distribution inputs."""
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    labels = torch.tensor(labels)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(labels), generator=generator)
+    pixels, labels = pixels[order], labels[order]
+    known = labels < 8
+    x, y = pixels[known], labels[known]
+    parts = [TRAIN, 300, len(y) - TRAIN - 300]
+    train, validation, test = map(Split, x.split(parts), y.split(parts))
+    noise = torch.rand((300, 1, 8, 8), generator=generator)
+    return Data(
+        train=train,
+        validation=validation,
+        test=test,
+        task="classification",
+        classes=tuple(str(i) for i in range(8)),
+        shape=(1, 8, 8),
+        ood={"digits 8 and 9": pixels[~known], "noise": noise},
+    )
 
 
 def network() -> nn.Module:
@@ -70,14 +74,15 @@ METHODS: dict[str, covey.Method | None] = {
 }
 
 
-def train(module: nn.Module, data: Digits, seed: int) -> tuple[list[dict[str, float]], float]:
+def train(module: nn.Module, data: Data, seed: int) -> tuple[list[dict[str, float]], float]:
     """One loop for all; returns what it recorded, and its seconds."""
     single = not isinstance(module, covey.Ensemble)
     groups = [{"params": module.parameters()}] if single else module.param_groups(LR, DECAY)
     optimiser = torch.optim.SGD(groups, lr=LR, momentum=0.9, nesterov=True, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, EPOCHS)
     generator = torch.Generator().manual_seed(seed)
-    (x, y), (vx, vy) = data.train, data.validation
+    x, y = data.train.inputs, data.train.targets
+    vx, vy = data.validation.inputs, data.validation.targets
     history, start = [], time.process_time()
     for epoch in range(1, EPOCHS + 1):
         module.train()
@@ -108,8 +113,8 @@ def _members(outputs: Tensor, single: bool) -> Tensor:
     return outputs[None] if single else outputs
 
 
-def landscape(module: nn.Module, data: Digits, seed: int) -> dict[str, dict]:
-    x, y = data.test[0][:256], data.test[1][:256]
+def landscape(module: nn.Module, data: Data, seed: int) -> dict[str, dict]:
+    x, y = data.test.inputs[:256], data.test.targets[:256]
     if not isinstance(module, covey.Ensemble):
         return {"flatness": flatness(module, x, y)}
     members = [module.member(k) for k in range(3)]
@@ -122,14 +127,14 @@ def landscape(module: nn.Module, data: Digits, seed: int) -> dict[str, dict]:
 
 def main(folder: str) -> None:
     torch.set_num_threads(1)
-    data = Digits()
+    data = digits()
     trained = []
     for seed in SEEDS:
         for name, method in METHODS.items():
             torch.manual_seed(seed)
             module: nn.Module = network()
             if method is not None:
-                module = covey.convert(module, method, example=data.train[0][:2], seed=seed)
+                module = covey.convert(module, method, example=data.train.inputs[:2], seed=seed)
             history, seconds = train(module, data, seed)
             evaluation = evaluate(module, data, corruptions=200)
             settings = {
@@ -150,10 +155,11 @@ def main(folder: str) -> None:
             trained.append((run, module, seconds))
             print(f"{name}, seed {seed}: {evaluation.headline['accuracy']:.4f}")
     # One after another and by CPU time, so that other work on the machine does not count.
-    example = data.test[0][:64]
+    example = data.test.inputs[:64]
     runs = [
         replace(
-            run, cost=measure(module, example, repeats=50, threads=1, clock="cpu", training_seconds=seconds)
+            run,
+            cost=measure_cost(module, example, repeats=50, threads=1, clock="cpu", training_seconds=seconds),
         )
         for run, module, seconds in trained
     ]

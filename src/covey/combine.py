@@ -7,19 +7,69 @@ are kept; the class axis is moved last.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from covey.calibration import Conformal, Temperature
 from covey.errors import OptionError
+from covey.tables import counted, html_table, number, text_table
+
+SHOWN = 5
+"""How many samples of an answer are printed."""
 
 
 @dataclass(frozen=True)
-class Prediction:
+class _AnswerTable:
+    """The first samples of an answer, as a person reads them.
+
+    Args:
+        title: what was answered.
+        headings: of the columns.
+        rows: one per sample shown.
+        samples: how many there are.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    rows: list[tuple]
+    samples: int
+
+    def text(self) -> str:
+        """For the terminal."""
+        lines = [self.title, text_table(self.headings, self.rows, right=self.headings)]
+        if self.samples > len(self.rows):
+            lines.append(f"... and {self.samples - len(self.rows):,} more")
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """For a notebook."""
+        caption = self.title
+        if self.samples > len(self.rows):
+            caption += f"; the first {len(self.rows)}"
+        return html_table(self.headings, self.rows, right=self.headings, caption=caption)
+
+
+class _PrintsAsTable:
+    """Answers print as a table of their first samples; `repr` stays one line."""
+
+    def __str__(self) -> str:
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> _AnswerTable:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Prediction(_PrintsAsTable):
     """The combined answer of a classification ensemble: the mean over members of their probabilities.
 
     Args:
@@ -38,6 +88,33 @@ class Prediction:
     logits: Tensor
     pooled: Tensor | None = None
     conformal: Conformal | None = None
+
+    def __repr__(self) -> str:
+        members, *batch, classes = self.logits.shape
+        return f"Prediction(members={members}, batch={tuple(batch)}, classes={classes})"
+
+    def _table(self) -> _AnswerTable:
+        members, *batch, classes = self.logits.shape
+        samples = math.prod(batch)
+        # Only what is shown is computed, however large the batch is.
+        logits = self.logits.detach().reshape(members, samples, classes)[:, :SHOWN]
+        pooled = None
+        if self.pooled is not None:
+            pooled = self.pooled.detach().reshape(samples, classes)[:SHOWN]
+        first = Prediction(logits, pooled)
+        columns = torch.stack((first.max_prob, first.entropy, first.mutual_information), -1)
+        rows = []
+        for place, label, values in zip(_places(batch), first.label.tolist(), columns.tolist(), strict=False):
+            # Not `number`: a mutual information of 6e-08 is 0 and rounding.
+            decimals = [f"{value:.4f}" for value in values]
+            rows.append((place, label, *decimals))
+        many, kinds = counted(members, "member"), counted(classes, "class", "classes")
+        return _AnswerTable(
+            f"Prediction of {many} for a batch {tuple(batch)}, {kinds}",
+            ("sample", "label", "probability", "entropy", "mutual information"),
+            rows,
+            samples,
+        )
 
     @cached_property
     def member_log_probs(self) -> Tensor:
@@ -96,7 +173,7 @@ class Prediction:
 
     @cached_property
     def energy(self) -> Tensor:
-        """Free energy of the mean logits, minus their logsumexp; high for strange inputs, (B, ...)."""
+        """Free energy of the mean logits, minus their logsumexp; high out of distribution, (B, ...)."""
         return -torch.logsumexp(self.logits.mean(0), -1)
 
     @cached_property
@@ -111,7 +188,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(_PrintsAsTable):
     """The combined answer of a regression ensemble.
 
     Args:
@@ -123,6 +200,31 @@ class Regression:
 
     member_mean: Tensor
     member_variance: Tensor | None = None
+
+    def __repr__(self) -> str:
+        members, *batch = self.member_mean.shape
+        return f"Regression(members={members}, batch={tuple(batch)})"
+
+    def _table(self) -> _AnswerTable:
+        members, *batch = self.member_mean.shape
+        samples = math.prod(batch)
+        means = self.member_mean.detach().reshape(members, samples)[:, :SHOWN]
+        variances = None
+        if self.member_variance is not None:
+            variances = self.member_variance.detach().reshape(members, samples)[:, :SHOWN]
+        first = Regression(means, variances)
+        columns = torch.stack((first.mean, first.std, first.aleatoric, first.epistemic), -1)
+        rows = []
+        for place, values in zip(_places(batch), columns.tolist(), strict=False):
+            if variances is None:
+                values[2] = None  # members that give points say nothing about the noise in the data
+            rows.append((place, *map(number, values)))
+        return _AnswerTable(
+            f"Regression of {counted(members, 'member')} for a batch {tuple(batch)}",
+            ("sample", "mean", "std", "aleatoric variance", "epistemic variance"),
+            rows,
+            samples,
+        )
 
     @cached_property
     def mean(self) -> Tensor:
@@ -192,6 +294,12 @@ def gaussian(outputs: Tensor, floor: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Split outputs (..., 2 D) into means (..., D) and softplus variances (..., D) of at least `floor`."""
     mean, raw = outputs.chunk(2, -1)
     return mean, F.softplus(raw) + floor
+
+
+def _places(batch: Sequence[int]) -> Iterator[str]:
+    """Where each sample is in the batch: "0", or "0, 3" where a sample has several positions."""
+    for index in np.ndindex(*batch):
+        yield ", ".join(map(str, index))
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

@@ -67,6 +67,30 @@ def html_table(
     return "\n".join(lines)
 
 
+def number(value: float | None) -> str:
+    """A number for a cell: four decimals where that says something, else four digits; None is a dash.
+
+    >>> number(0.93571), number(12345.678), number(0.0000123), number(0.0), number(None)
+    ('0.9357', '1.235e+04', '1.23e-05', '0.0000', '-')
+    """
+    if value is None:
+        return "-"
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4f}"
+    return f"{value:.4g}"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """How many there are of something, in words.
+
+    >>> counted(1, "member"), counted(4, "member"), counted(10, "class", "classes")
+    ('1 member', '4 members', '10 classes')
+    """
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {several or one + 's'}"
+
+
 def _cells(row: Row, columns: int) -> list[str]:
     if len(row) != columns:
         raise ValueError(f"a row of {len(row)} cells in a table of {columns} columns: {row!r}")

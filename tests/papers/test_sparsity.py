@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from covey.errors import EvaluationError
-from covey.papers.sparsity import plot_sparsity_bound, sparsity_bound
+from covey.papers.figures import plot_sparsity_bound
+from covey.papers.sparsity import sparsity_bound
 
 
 def _divergence(weight: Tensor, mean: Tensor, variance: Tensor, kept: float, draws: int = 4000) -> float:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from covey.errors import EvaluationError
-from covey.scores import corruptions, robustness
+from covey.scores import corruptions, pictures, robustness
 from covey.scores.corruptions import CORRUPTIONS, corrupt
 
 
@@ -85,12 +85,12 @@ def test_noise_has_the_published_strength() -> None:
 
 def test_blur_and_zoom_against_scipy() -> None:
     image = photographs(1)
-    ours = corruptions._gaussian_blur(image, 1.5)
+    ours = pictures.gaussian_blur(image, 1.5)
     theirs = scipy.ndimage.gaussian_filter(image.numpy(), (0, 0, 1.5, 1.5), mode="mirror", truncate=4)
     assert np.allclose(ours, theirs, atol=1e-5)
     # The published code zooms with scipy: crop 32 / 1.25 = 25.6 -> 26 pixels, enlarge to 32.5 -> 32.
     theirs = scipy.ndimage.zoom(image[0, :, 3:29, 3:29].numpy(), (1, 1.25, 1.25), order=1)
-    assert np.allclose(corruptions._zoom(image, 1.25)[0], theirs, atol=1e-5)
+    assert np.allclose(pictures.zoom(image, 1.25)[0], theirs, atol=1e-5)
 
 
 def test_defocus_keeps_a_grey_image_and_the_mean() -> None:

@@ -48,7 +48,7 @@ def test_settings_of_torch_are_put_back() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
     network[0].eval()
     threads = torch.get_num_threads()
-    found = cost.measure(network, torch.zeros(8, 4), repeats=3, threads=1)
+    found = cost.measure_cost(network, torch.zeros(8, 4), repeats=3, threads=1)
     assert found.threads == 1
     assert torch.get_num_threads() == threads
     assert (torch.backends.mha.get_fastpath_enabled(), bool(torch.backends.mkldnn.enabled)) == before
@@ -67,8 +67,8 @@ def test_peak_memory_by_hand() -> None:
 def test_ensemble_over_single_network() -> None:
     network, x = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)), torch.randn(4, 6)
     ensemble = covey.convert(network, covey.DeepEnsemble(members=3), example=x)
-    single = cost.measure(network, x, repeats=4, training_seconds=2)
-    several = cost.measure(ensemble, x, repeats=4, training_seconds=9)
+    single = cost.measure_cost(network, x, repeats=4, training_seconds=2)
+    several = cost.measure_cost(ensemble, x, repeats=4, training_seconds=9)
     assert several.members == 3
     assert several.stored == several.trainable == 3 * single.stored
     assert several.multiply_adds == 3 * single.multiply_adds == 3 * (6 * 12 + 12 * 3)
@@ -88,13 +88,16 @@ def test_timings_measure_time() -> None:
     assert len(seconds) == 5
     assert 0.01 <= min(seconds) < 0.1
     assert max(cost.timings(lambda: time.sleep(0.01), repeats=5, warmup=0, clock="cpu")) < 0.005
-    assert cost.measure(nn.Linear(2, 2), torch.zeros(1, 2), repeats=2, threads=1, clock="cpu").clock == "cpu"
+    assert (
+        cost.measure_cost(nn.Linear(2, 2), torch.zeros(1, 2), repeats=2, threads=1, clock="cpu").clock
+        == "cpu"
+    )
 
 
 def test_bad_input() -> None:
     with pytest.raises(EvaluationError, match="one sample or more, got an empty one"):
-        cost.measure(nn.Linear(2, 2), torch.zeros(0, 2))
+        cost.measure_cost(nn.Linear(2, 2), torch.zeros(0, 2))
     with pytest.raises(EvaluationError, match="needs threads=1, got threads=2"):
-        cost.measure(nn.Linear(2, 2), torch.zeros(1, 2), threads=2, clock="cpu")
+        cost.measure_cost(nn.Linear(2, 2), torch.zeros(1, 2), threads=2, clock="cpu")
     with pytest.raises(EvaluationError, match="repeats: expected 2 or more"):
         cost.timings(lambda: None, repeats=1)

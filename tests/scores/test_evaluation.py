@@ -4,9 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import covey
+from covey.data import Data, Split
+from covey.data.container import Normalisation
 from covey.errors import EvaluationError
 from covey.scores import Evaluation, Record, Temperature, evaluate, score
 
@@ -28,16 +28,19 @@ def ensemble(members: int = 3, inputs: int = 4, outputs: int = 3, **options: obj
     return covey.convert(net, method, example=torch.zeros(2, inputs), **options)  # type: ignore[call-overload]
 
 
-@dataclass
-class Data:
-    test: object
-    validation: object
-    ood: dict[str, Tensor] = field(default_factory=dict)
-    task: str = "classification"
-    classes: tuple[str, ...] = ("a", "b", "c")
-
-    def prepare(self, inputs: Tensor) -> Tensor:
-        return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+def container(
+    test: tuple[Tensor, Tensor], validation: tuple[Tensor, Tensor] | None = None, **options: object
+) -> Data:
+    x, y = test
+    nothing = Split(x[:0], y[:0])
+    held_back = nothing if validation is None else Split(*validation)
+    about: dict = {
+        "task": "classification",
+        "classes": ("a", "b", "c"),
+        "shape": tuple(x.shape[1:]),
+        **options,
+    }
+    return Data(train=nothing, validation=held_back, test=Split(x, y), **about)
 
 
 def test_every_score_comes_back_without_the_network(tmp_path: Path) -> None:
@@ -77,10 +80,11 @@ def test_half_precision_and_its_end(tmp_path: Path) -> None:
 def test_data_of_raw_images_is_prepared_corrupted_and_shown() -> None:
     pictures = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
     y = torch.randint(3, (40,))
-    data = Data(
-        test=SimpleNamespace(inputs=pictures, targets=y),
-        validation=SimpleNamespace(inputs=pictures[:20], targets=y[:20]),
+    data = container(
+        (pictures, y),
+        (pictures[:20], y[:20]),
         ood={"noise": pictures[:5]},
+        normalisation=Normalisation(mean=(0.0,), std=(1.0,)),
     )
     net = network(64)
     ens = covey.convert(net, covey.DeepEnsemble(members=2), example=torch.zeros(2, 1, 8, 8))
@@ -131,9 +135,8 @@ def test_regression_in_the_targets_own_unit() -> None:
     ens = covey.convert(net, covey.DeepEnsemble(members=2), example=torch.zeros(2, 4))
     ens.task = "gaussian"
     x, y = torch.randn(30, 4), torch.randn(30)
-    data = Data(SimpleNamespace(inputs=x, targets=y), SimpleNamespace(inputs=x[:0], targets=y[:0]))
-    data.task, data.classes = "regression", ()
-    data.target_normalisation = SimpleNamespace(mean=(5.0,), std=(10.0,))  # type: ignore[attr-defined]
+    unit = Normalisation(mean=(5.0,), std=(10.0,))
+    data = container((x, y), task="regression", classes=(), target_normalisation=unit)
     found = evaluate(ens, data)
     prediction = ens.predict(x)
     error = 10 * (prediction.mean[:, 0] - y)
@@ -147,8 +150,7 @@ def test_regression_in_the_targets_own_unit() -> None:
 
 def test_regression_by_points() -> None:
     net, x, y = network(4, 1), torch.randn(30, 4), torch.randn(30)
-    data = Data((x, y), (x[:0], y[:0]), task="regression", classes=())
-    found = evaluate(net, data)
+    found = evaluate(net, (x, y), task="regression")
     assert found.scores["ensemble"]["gaussian_nll"] is None
     assert any("not defined" in note for note in found.notes)
     assert found.headline["rmse"] == pytest.approx(float((net(x).detach()[:, 0] - y).square().mean().sqrt()))
@@ -167,8 +169,7 @@ class Letters(nn.Module):
 
 def test_language_in_bits_per_character() -> None:
     text = torch.randint(5, (6, 9), dtype=torch.uint8)
-    data = Data((text, text.roll(-1, 1)), (text[:0], text[:0]), task="language", classes=())
-    data.prepare = lambda inputs: inputs.long()  # type: ignore[method-assign]
+    data = container((text, text.roll(-1, 1)), task="language", classes=())
     ens = covey.convert(Letters(), covey.DeepEnsemble(members=2), example=text.long())
     found = evaluate(ens, data, batch_size=4)
     probs = torch.stack([ens.member(k)(text.long()) for k in range(2)]).softmax(-1).mean(0)
@@ -202,7 +203,7 @@ def test_nan_names_the_member() -> None:
             "expected 0 to 2 for 3 classes, got 3 at sample 2",
         ),
         (torch.zeros(2, 5, 3), torch.tensor([0, -1, 0, 0, 0]), "got -1 at sample 1"),
-        (torch.zeros(2, 5, 3), torch.zeros(4).long(), r"one label a sample, shape \(5,\), got \(4,\)"),
+        (torch.zeros(2, 5, 3), torch.zeros(4).long(), r"one label per sample, shape \(5,\), got \(4,\)"),
         (torch.zeros(2, 5, 3), torch.zeros(5), "labels of an integer type, got torch.float32"),
         (torch.zeros(5, 3), torch.zeros(5).long(), r"\(members, samples, classes\), got \(5, 3\)"),
         (torch.zeros(2, 0, 3), torch.zeros(0).long(), "the test set is empty"),

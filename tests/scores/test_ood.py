@@ -12,31 +12,31 @@ from covey.scores import ood
 
 @pytest.mark.parametrize("kind", ["spread", "ties", "huge"])
 def test_detection_against_sklearn(kind: str) -> None:
-    known, strange = torch.randn(300), torch.randn(200) + 1
+    test, outside = torch.randn(300), torch.randn(200) + 1
     if kind == "ties":
-        known, strange = known.round(), strange.round()
+        test, outside = test.round(), outside.round()
     if kind == "huge":  # a sigmoid would make all of these 1
-        known, strange = known + 1000, strange + 1000
-    found = ood.detection(known, strange)
+        test, outside = test + 1000, outside + 1000
+    found = ood.detection(test, outside)
     truth = np.r_[np.zeros(300), np.ones(200)]
-    values = torch.cat((known, strange)).numpy()
+    values = torch.cat((test, outside)).numpy()
     assert found["auroc"] == pytest.approx(sklearn.metrics.roc_auc_score(truth, values), abs=1e-6)
     assert found["aupr_out"] == pytest.approx(
         sklearn.metrics.average_precision_score(truth, values), abs=1e-6
     )
     aupr_in = sklearn.metrics.average_precision_score(1 - truth, -values)
     assert found["aupr_in"] == pytest.approx(aupr_in, abs=1e-6)
-    # Known inputs as positives, as the measure is defined.
+    # Test inputs as positives, as the measure is defined.
     fpr, tpr, _ = sklearn.metrics.roc_curve(1 - truth, -values, drop_intermediate=False)
     assert found["fpr95"] == pytest.approx(fpr[tpr >= 0.95 - 1e-12].min())
 
 
 def test_fpr_counts_exactly() -> None:
-    known = torch.arange(20.0)  # 19 of 20 are at or below 18
-    strange = torch.tensor([17.5, 18.0, 18.5, 30.0])
-    assert ood.fpr_at_tpr(known, strange) == 0.5
+    test = torch.arange(20.0)  # 19 of 20 are at or below 18
+    outside = torch.tensor([17.5, 18.0, 18.5, 30.0])
+    assert ood.fpr_at_tpr(test, outside) == 0.5
     with pytest.raises(EvaluationError, match="tpr: expected above 0"):
-        ood.fpr_at_tpr(known, strange, tpr=0)
+        ood.fpr_at_tpr(test, outside, tpr=0)
 
 
 def test_criteria_by_hand() -> None:
@@ -51,7 +51,7 @@ def test_criteria_by_hand() -> None:
     assert values["energy"] == pytest.approx(-25 - np.log(2))
 
 
-def test_every_criterion_is_higher_for_strange_inputs() -> None:
+def test_every_criterion_is_higher_out_of_distribution() -> None:
     torch.manual_seed(1)
     sure = torch.randn(1, 400, 5) * 6 + 0.3 * torch.randn(4, 400, 5)
     unsure = torch.randn(4, 400, 5)
@@ -63,13 +63,13 @@ def test_every_criterion_is_higher_for_strange_inputs() -> None:
 
 
 def test_roc_area_is_the_auroc() -> None:
-    known, strange = torch.randn(1000), torch.randn(900) + 1
-    curve = ood.roc(known, strange)
+    test, outside = torch.randn(1000), torch.randn(900) + 1
+    curve = ood.roc(test, outside)
     area = np.trapezoid(curve["found"], curve["lost"])
-    assert area == pytest.approx(ood.detection(known, strange)["auroc"], abs=2e-3)
+    assert area == pytest.approx(ood.detection(test, outside)["auroc"], abs=2e-3)
     assert (curve["lost"][-1], curve["found"][-1]) == (1, 1)
 
 
 def test_empty_set() -> None:
-    with pytest.raises(EvaluationError, match="needs both sets, got 3 known, 0 strange"):
+    with pytest.raises(EvaluationError, match="needs both sets, got 3 test and 0 OOD values"):
         ood.detection(torch.zeros(3), torch.zeros(0))

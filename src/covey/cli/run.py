@@ -15,7 +15,8 @@ from covey.ensemble import Ensemble
 from covey.errors import StoreError
 from covey.files import write_text
 from covey.report import Run
-from covey.scores import Cost, Evaluation, evaluate, measure
+from covey.scores import Cost, Evaluation, evaluate
+from covey.scores import cost as costs
 from covey.store import load
 from covey.train import History, fit
 
@@ -68,7 +69,7 @@ def measure_cost(folder: Path, ensemble: Ensemble, data: Data) -> None:
     """Measure what the ensemble costs here, and write it to the folder."""
     example = data.prepare(data.test.inputs[:32])
     seconds = read_settings(folder)["seconds"]
-    cost = measure(ensemble, example, repeats=5, warmup=1, training_seconds=seconds)
+    cost = costs.measure_cost(ensemble, example, repeats=5, warmup=1, training_seconds=seconds)
     write_text(folder / COST, json.dumps(cost.to_dict()))
 
 

@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 
 from covey.errors import OptionError
 
-Kind = Literal["late-phase", "full"]
+MemberWeights = Literal["late-phase", "full"]
+"""What a member is: theta times one number of its own, or a full vector."""
+
 Array = NDArray[np.float64]
 
 
@@ -72,9 +74,10 @@ def full_ensemble_risk(problem: Quadratic, members: int) -> float:
     >>> round(full_ensemble_risk(Quadratic(lr=0.1, batch=1), 1), 6)
     0.131807
     """
-    curvature, lr = problem.curvature, problem.lr
+    curvature = problem.curvature
     noise = curvature  # H Sigma H with Sigma = H^-1
-    covariance = lr**2 / (members * problem.batch) * noise / (1 - (1 - lr * curvature) ** 2)
+    kept = (1 - problem.lr * curvature) ** 2  # of the variance in a step
+    covariance = _noise_scale(problem, members) * noise / (1 - kept)
     return float(0.5 * curvature @ covariance)
 
 
@@ -84,20 +87,27 @@ def late_phase_risk(problem: Quadratic, members: int, goal: Array) -> float:
     There e, the mean of the members less w*, follows e' = (I - lr P H) e - lr P H mean(eps) with
     P = I + w* w*^T, so its covariance solves C = A C A^T + lr^2 / (K B) P H Sigma H P.
     """
-    mix = (np.eye(problem.size) + np.outer(goal, goal)) * problem.curvature  # P H
-    noise = problem.lr**2 / (members * problem.batch) * (mix / problem.curvature) @ mix.T
-    step = np.eye(problem.size) - problem.lr * mix
-    covariance = noise
-    while np.abs(step).max() > 1e-12:  # doubling: after j rounds this is the sum of the first 2^j terms
-        covariance = covariance + step @ covariance @ step.T
-        step = step @ step
-    return float(0.5 * np.trace(problem.curvature[:, None] * covariance))
+    from scipy.linalg import solve_discrete_lyapunov
+
+    curvature = problem.curvature
+    identity = np.eye(problem.size)
+    projection = identity + np.outer(goal, goal)  # P
+    mix = projection * curvature  # P H
+    noise = _noise_scale(problem, members) * projection @ mix.T  # P H Sigma H P, because H Sigma = I
+    step = identity - problem.lr * mix
+    covariance = solve_discrete_lyapunov(step, noise)
+    return float(0.5 * curvature @ covariance.diagonal())
+
+
+def _noise_scale(problem: Quadratic, members: int) -> float:
+    """lr^2 / (K B): what the mean of K members receives of the gradient's noise in a step."""
+    return problem.lr**2 / (members * problem.batch)
 
 
 def simulate(
     problem: Quadratic,
     members: int,
-    kind: Kind = "late-phase",
+    kind: MemberWeights = "late-phase",
     *,
     steps: int = 30_000,
     last: int = 10_000,
@@ -113,36 +123,42 @@ def simulate(
         last: over how many of them, at the end, the risk is averaged.
         seeds: of w*, of the start and of the noise.
     """
-    if kind not in ("late-phase", "full"):
+    if kind not in _STATES:
         raise OptionError(f"kind is 'late-phase' or 'full'; got {kind!r}.")
     if not 0 < last <= steps:
         raise OptionError(f"last is between 1 and steps={steps}; got {last}.")
     goals = np.stack([problem.goal(seed) for seed in seeds])
-    draws = [np.random.default_rng([seed, 1]) for seed in seeds]
-    starts = np.stack([draw.standard_normal(problem.size) for draw in draws])
+    generators = [np.random.default_rng([seed, 1]) for seed in seeds]
+    starts = _draw(generators, (problem.size,))
     starts *= problem.distance / np.linalg.norm(starts, axis=1, keepdims=True)
-    state = (_LatePhase if kind == "late-phase" else _Full)(problem, goals, starts, members)
+    state = _STATES[kind](problem, goals, starts, members)
+    deviation = 1 / np.sqrt(problem.curvature * problem.batch)
     total = np.zeros(len(goals))
-    scale = 1 / np.sqrt(problem.curvature * problem.batch)  # the noise's standard deviation
     for step in range(steps):
-        noise = np.stack([draw.standard_normal((members, problem.size)) for draw in draws]) * scale
+        noise = _draw(generators, (members, problem.size)) * deviation
         state.step(noise)
         if step >= steps - last:
             total += problem.risk(state.mean(), goals)
     return total / last
 
 
+def _draw(generators: Sequence[np.random.Generator], shape: tuple[int, ...]) -> Array:
+    """Normal numbers (S, ...), each seed's from its own generator, so that seeds do not depend on each other."""
+    return np.stack([generator.standard_normal(shape) for generator in generators])
+
+
 class _Full:
     """K full vectors for each seed, (S, K, n)."""
 
     def __init__(self, problem: Quadratic, goals: Array, starts: Array, members: int) -> None:
-        self.goals, self.rate = goals[:, None], problem.lr * problem.curvature
+        self.goals = goals[:, None]
+        self.rate = problem.lr * problem.curvature
         self.weights = np.repeat((goals + starts)[:, None], members, axis=1)
 
     def step(self, noise: Array) -> None:
         noise += self.weights
         noise -= self.goals
-        noise *= self.rate
+        noise *= self.rate  # in the noise's own memory, because steps are many
         self.weights -= noise
 
     def mean(self) -> Array:
@@ -153,18 +169,25 @@ class _LatePhase:
     """theta (S, n) and phi (S, K) for each seed."""
 
     def __init__(self, problem: Quadratic, goals: Array, starts: Array, members: int) -> None:
-        self.goals, self.rate = goals[:, None], problem.lr * problem.curvature
+        self.goals = goals[:, None]
+        self.rate = problem.lr * problem.curvature
         weights = goals + starts
         root = np.sqrt(np.linalg.norm(weights, axis=1, keepdims=True))
-        self.theta, self.phi = weights / root, np.repeat(root, members, axis=1)
+        self.theta = weights / root
+        self.phi = np.repeat(root, members, axis=1)
 
     def step(self, noise: Array) -> None:
         noise += self.theta[:, None] * self.phi[..., None]
         noise -= self.goals
         noise *= self.rate  # lr H (w_k - w* + eps_k), (S, K, n)
-        theta = self.theta - np.matmul(self.phi[:, None], noise)[:, 0] / self.phi.shape[1]
-        self.phi -= np.matmul(noise, self.theta[..., None])[..., 0]
-        self.theta = theta
+        members = self.phi.shape[1]
+        theta_step = np.matmul(self.phi[:, None], noise)[:, 0] / members
+        phi_step = np.matmul(noise, self.theta[..., None])[..., 0]
+        self.theta = self.theta - theta_step
+        self.phi -= phi_step
 
     def mean(self) -> Array:
         return self.theta * self.phi.mean(1, keepdims=True)
+
+
+_STATES: dict[str, type[_Full] | type[_LatePhase]] = {"late-phase": _LatePhase, "full": _Full}

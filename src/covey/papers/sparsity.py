@@ -11,8 +11,6 @@ with m = w mu and s^2 = w Sigma w^T, the mean and variance of z.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -38,41 +36,25 @@ def sparsity_bound(weight: Tensor, mean: Tensor, covariance: Tensor, kept: float
     kept = torch.as_tensor(kept, dtype=weight.dtype, device=weight.device)
     if not ((kept > 0) & (kept <= 1)).all():
         raise EvaluationError(f"kept is a share of weights, above 0 and at most 1; got {kept.tolist()}.")
-    if mean.shape != weight.shape[-1:]:
-        raise EvaluationError(f"mean should have shape {tuple(weight.shape[-1:])}; got {tuple(mean.shape)}.")
-    if covariance.shape not in (mean.shape, mean.shape * 2):
-        raise EvaluationError(
-            f"covariance should have shape {tuple(mean.shape)} (variances) or {tuple(mean.shape * 2)}; "
-            f"got {tuple(covariance.shape)}."
-        )
+    _check_shapes(weight, mean, covariance)
+    squared_weight = weight.square()
     centre = weight @ mean
     if covariance.ndim == 1:
-        variance = weight.square() @ covariance
+        variance = squared_weight @ covariance
     else:
         variance = ((weight @ covariance) * weight).sum(-1)
-    from_means = kept * (1 - kept) * (weight.square() @ mean.square()) / variance
-    from_shift = ((1 - kept) * centre).square() / (kept * variance)
+    cut = 1 - kept
+    from_means = kept * cut * (squared_weight @ mean.square()) / variance
+    from_shift = (cut * centre).square() / (kept * variance)
     return 0.5 * (kept + 1 / kept - 2 + from_means + from_shift)
 
 
-def plot_sparsity_bound(path: str | Path, *, inputs: int = 64) -> None:
-    """Draw the bound over p and the output's standard deviation, all means and weights 0.1 (Figure 5).
-
-    Args:
-        path: where the image goes; the ending decides the format.
-        inputs: number of inputs of the layer, which the paper does not give.
-    """
-    from matplotlib.figure import Figure
-
-    tenth = torch.full((inputs,), 0.1, dtype=torch.float64)
-    shares = torch.linspace(0.05, 1, 200, dtype=torch.float64)
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    for deviation in (0.1, 0.25, 0.5, 1.0, 2.0):
-        # equal input variances that give the output this standard deviation
-        variances = torch.full_like(tenth, deviation**2 / tenth.square().sum().item())
-        axes.plot(shares, sparsity_bound(tenth, tenth, variances, shares), label=f"{deviation:g}")
-    axes.set(xlabel="share of weights kept, p", ylabel="bound on the KL divergence (nats)", yscale="log")
-    axes.legend(title="standard deviation of z")
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
+def _check_shapes(weight: Tensor, mean: Tensor, covariance: Tensor) -> None:
+    inputs = weight.shape[-1]
+    if mean.shape != (inputs,):
+        raise EvaluationError(f"mean should have shape {(inputs,)}; got {tuple(mean.shape)}.")
+    if covariance.shape not in ((inputs,), (inputs, inputs)):
+        raise EvaluationError(
+            f"covariance should have shape {(inputs,)} (variances) or {(inputs, inputs)}; "
+            f"got {tuple(covariance.shape)}."
+        )

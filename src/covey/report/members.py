@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
 from covey.report.style import Figure, blank, finish, looks, styled
-from covey.scores.anytime import Anytime, By
 from covey.scores.landscape import interpolation
+from covey.scores.subsets import Anytime, CostAxis
 
 
 def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:
@@ -53,7 +53,7 @@ def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:
         return finish(figure, "clusters", "Cluster membership by member and depth", told)
 
 
-def anytime(found: Mapping[str, Anytime], by: By = "milliseconds") -> Figure:
+def anytime(found: Mapping[str, Anytime], by: CostAxis = "milliseconds") -> Figure:
     """Score against cost: every subset as a point, each ensemble's front as a line."""
     unit = {
         "milliseconds": f"ms for a batch of {next(iter(found.values())).batch}",

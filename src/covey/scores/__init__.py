@@ -3,19 +3,23 @@
 from covey.calibration import Conformal, Temperature
 
 from .calibration import fit_conformal, fit_temperature
-from .cost import Cost, measure
-from .evaluation import Evaluation, evaluate, score
+from .cost import Cost, measure_cost
+from .evaluation import Evaluation
 from .record import Record
+from .running import evaluate, score
+from .subsets import Anytime, anytime
 
 __all__ = [
+    "Anytime",
     "Conformal",
     "Cost",
     "Evaluation",
     "Record",
     "Temperature",
+    "anytime",
     "evaluate",
     "fit_conformal",
     "fit_temperature",
-    "measure",
+    "measure_cost",
     "score",
 ]

@@ -1,85 +1,38 @@
-"""Runs an ensemble over data and keeps what its members answer."""
+"""Runs an ensemble over held-out data and keeps what its members answer."""
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
-
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from covey.combine import Prediction, Regression
+from covey.combine import Prediction, Regression, answer
+from covey.data.container import Normalisation
 from covey.errors import EvaluationError
 
+from .held_out import HeldOut
+from .model import EvaluatedModel
 from .record import Record
 from .robustness import corrupted_sets
 
-Pair = tuple[Tensor, Tensor]
-Prepare = Callable[[Tensor], Tensor]
 
+def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corruptions: int = 0) -> Record:
+    """Members' outputs on the test, validation, out-of-distribution and corrupted inputs.
 
-def collect(
-    ensemble: nn.Module,
-    data: Any,
-    *,
-    ood: Mapping[str, Tensor] | None = None,
-    validation: Pair | None = None,
-    batch_size: int = 256,
-    limit: int | None = None,
-    corruptions: int = 0,
-) -> Record:
-    """Members' outputs on the test, validation, OOD and corrupted inputs; arguments as in `evaluate`."""
+    They are the members' own, before any temperature of the ensemble: that is scored from them afterwards.
+
+    Args:
+        model: what answers.
+        data: what it is asked.
+        batch_size: samples in a batch.
+        corruptions: how many test images, the first ones, to corrupt in 75 ways and run too; 0 for none.
+    """
     if batch_size < 1:
         raise EvaluationError(f"batch_size: expected 1 or more, got {batch_size}")
-    inputs, targets = test_pair(data)
-    inputs, targets = inputs[:limit], targets[:limit]
-    ood = {**getattr(data, "ood", {}), **(ood or {})}
-    for name, strange in ood.items():
-        if not len(strange):
-            raise EvaluationError(f"the OOD set {name!r} is empty: leave it out or give samples")
-    task = task_of(ensemble, data)
-    prepare: Prepare = getattr(data, "prepare", lambda batch: batch)
-
-    def run(samples: Tensor) -> Prediction | Regression:
-        return _run(ensemble, samples, prepare, batch_size, regression=task == "regression")
-
-    with _uncalibrated(ensemble):
-        answer = run(inputs)
-        if isinstance(answer, Regression):
-            return _regression_record(answer, targets, getattr(data, "target_normalisation", None))
-        held_back = _validation_pair(data, validation)
-        return Record(
-            outputs=_flat(answer),
-            targets=targets.flatten().long(),
-            task=task,
-            validation=None
-            if held_back is None
-            else (_flat(run(held_back[0][:limit])), held_back[1][:limit].flatten().long()),
-            ood={name: _flat(run(strange[:limit])) for name, strange in ood.items()},
-            corrupted={
-                name: _flat(run(images))
-                for name, images in (corrupted_sets(pixels(inputs[:corruptions])) if corruptions else ())
-            },
-            classes=tuple(map(str, getattr(data, "classes", ()))),
-        )
-
-
-def test_pair(data: Any) -> Pair:
-    """The test inputs (N, ...) and targets (N, ...) of a data set or of a pair of tensors."""
-    return _pair(getattr(data, "test", data), "data")
-
-
-def task_of(ensemble: nn.Module, data: Any) -> str:
-    """The task that the data name, else the ensemble, else classification."""
-    for source in (data, getattr(ensemble, "about", None), ensemble):
-        task = getattr(source, "task", None)
-        if task is not None:
-            return "regression" if task == "gaussian" else str(task)
-    return "classification"
+    task = _task(model, data)
+    with model.evaluating(), torch.no_grad():
+        if task == "regression":
+            return _regression_record(model, data, batch_size)
+        return _classification_record(model, data, task, batch_size, corruptions)
 
 
 def pixels(images: Tensor) -> Tensor:
@@ -87,113 +40,93 @@ def pixels(images: Tensor) -> Tensor:
     return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
-def example_pictures(inputs: Tensor, indices: list[int]) -> list[str | None]:
-    """Some inputs as PNG data URIs, None where inputs are no images (N, 1 or 3, H, W)."""
-    if inputs.ndim != 4 or inputs.shape[1] not in (1, 3) or max(inputs.shape[2:]) > 256:
-        return [None] * len(indices)
-    chosen = pixels(inputs[indices]).float()
-    low, high = chosen.min(), chosen.max()
-    if low < 0 or high > 1:
-        # Normalised inputs: the true range is not known here, so stretch what there is.
-        chosen = (chosen - low) / (high - low)
-    return [_png((image.permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()) for image in chosen]
-
-
-def _png(pixel: np.ndarray) -> str:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixel[..., 0] if pixel.shape[-1] == 1 else pixel).save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _run(
-    ensemble: nn.Module, inputs: Tensor, prepare: Prepare, batch_size: int, *, regression: bool
-) -> Prediction | Regression:
-    if not len(inputs):
-        raise EvaluationError("no samples to evaluate on: the set is empty")
-    device = next((p.device for p in ensemble.parameters()), torch.device("cpu"))
-    answers = []
-    for start in range(0, len(inputs), batch_size):
-        answer = _predict(ensemble, prepare(inputs[start : start + batch_size]).to(device), regression)
-        answers.append(answer)
-    first = answers[0]
-    if isinstance(first, Prediction):
-        return Prediction(torch.cat([a.logits.float().cpu() for a in answers], 1))
-    variance = None
-    if first.member_variance is not None:
-        variance = torch.cat([a.member_variance.float().cpu() for a in answers], 1)
-    return Regression(torch.cat([a.member_mean.float().cpu() for a in answers], 1), variance)
-
-
-@torch.no_grad()
-def _predict(ensemble: Any, batch: Tensor, regression: bool) -> Any:
-    if hasattr(ensemble, "predict"):
-        return ensemble.predict(batch)
-    # A plain network counts as an ensemble of one.
-    training = ensemble.training
-    ensemble.eval()
-    try:
-        outputs = ensemble(batch)[None]
-    finally:
-        ensemble.train(training)
-    return Regression(outputs) if regression else Prediction(outputs)
-
-
-@contextmanager
-def _uncalibrated(ensemble: Any) -> Iterator[None]:
-    """Members' own logits are what is stored; the ensemble's temperature is scored from them afterwards."""
-    temperature = getattr(ensemble, "temperature", None)
-    if temperature is None:
-        yield
-        return
-    ensemble.temperature = None
-    try:
-        yield
-    finally:
-        ensemble.temperature = temperature
-
-
-def _flat(answer: Any) -> Tensor:
-    """(M, B, ..., C) as (M, N, C)."""
-    return answer.logits.flatten(1, -2)
-
-
-def _regression_record(answer: Regression, targets: Tensor, unit: Any) -> Record:
-    """In the targets' own unit where the data standardised them."""
-    mean, variance = answer.member_mean.flatten(2), answer.member_variance
-    if mean.ndim == 2:
-        mean = mean[..., None]
-    targets = targets.float().reshape(mean.shape[1:])
-    variance = None if variance is None else variance.reshape(mean.shape)
-    if unit is not None:
-        std, shift = float(unit.std[0]), float(unit.mean[0])
-        mean, targets = mean * std + shift, targets * std + shift
-        variance = None if variance is None else variance * std**2
-    return Record(outputs=mean, targets=targets, task="regression", variance=variance)
-
-
-def _pair(value: Any, what: str) -> Pair:
-    if hasattr(value, "inputs") and hasattr(value, "targets"):
-        value = (value.inputs, value.targets)
-    if not (
-        isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(t, Tensor) for t in value)
-    ):
+def _task(model: EvaluatedModel, data: HeldOut) -> str:
+    """The task that the data name, else the ensemble's, else classification."""
+    if model.task is None:
+        return data.task or "classification"
+    models_task = "regression" if model.task == "gaussian" else model.task
+    task = data.task or models_task
+    if (task == "regression") != (models_task == "regression"):
         raise EvaluationError(
-            f"{what}: expected a data set with a test split, or a pair of tensors (inputs, targets), "
-            f"got {type(value).__name__}"
+            f"the data are for {task}, but the ensemble's task is {model.task!r}: set it in covey.convert"
         )
-    inputs, targets = value
-    if len(inputs) != len(targets):
-        raise EvaluationError(f"{what}: {len(inputs)} inputs but {len(targets)} targets")
-    return inputs, targets
+    return task
 
 
-def _validation_pair(data: Any, given: Pair | None) -> Pair | None:
-    if given is not None:
-        return _pair(given, "validation")
-    own = getattr(data, "validation", None)
-    if own is None:
-        return None
-    pair = _pair(own, "validation")
-    return pair if len(pair[0]) else None
+def _classification_record(
+    model: EvaluatedModel, data: HeldOut, task: str, batch_size: int, corruptions: int
+) -> Record:
+    def logits(inputs: Tensor) -> Tensor:
+        """(M, N, C), where each position of a text or an image is a sample of its own."""
+        found = answer(_outputs(model, data, inputs, batch_size), "classification", model.class_dim)
+        assert isinstance(found, Prediction)
+        return found.logits.flatten(1, -2)
+
+    validation = None
+    if data.validation is not None:
+        validation_inputs, validation_targets = data.validation
+        validation = logits(validation_inputs), _labels(validation_targets)
+    ood = {}
+    for name, inputs in data.ood.items():
+        ood[name] = logits(inputs)
+    corrupted = {}
+    if corruptions:
+        for name, images in corrupted_sets(pixels(data.inputs[:corruptions])):
+            corrupted[name] = logits(images)
+    return Record(
+        outputs=logits(data.inputs),
+        targets=_labels(data.targets),
+        task=task,
+        validation=validation,
+        ood=ood,
+        corrupted=corrupted,
+        classes=data.classes,
+    )
+
+
+def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int) -> Record:
+    outputs = _outputs(model, data, data.inputs, batch_size)
+    found = answer(outputs, model.task or "regression", model.class_dim)
+    assert isinstance(found, Regression)
+    mean = _one_axis_of_outputs(found.member_mean)
+    targets = data.targets.float().cpu()
+    if targets.numel() == mean[0].numel():  # else `Record` says which shape it expected
+        targets = targets.reshape(mean.shape[1:])
+    variance = found.member_variance
+    if variance is not None:
+        variance = variance.reshape(mean.shape)
+    if data.target_unit is None:
+        return Record(outputs=mean, targets=targets, task="regression", variance=variance)
+    return _in_own_unit(mean, targets, variance, data.target_unit)
+
+
+def _in_own_unit(mean: Tensor, targets: Tensor, variance: Tensor | None, unit: Normalisation) -> Record:
+    """Scores are given in the targets' own unit where the data standardised them."""
+    if variance is not None:
+        variance = variance * unit.std[0] ** 2
+    return Record(
+        outputs=unit.restore(mean), targets=unit.restore(targets), task="regression", variance=variance
+    )
+
+
+def _outputs(model: EvaluatedModel, data: HeldOut, inputs: Tensor, batch_size: int) -> Tensor:
+    """Members' outputs on all inputs, (M, N, ...), as float32 on the CPU."""
+    device = model.device
+    found = []
+    for batch in inputs.split(batch_size):
+        outputs = model.outputs(data.prepare(batch).to(device))
+        found.append(outputs.float().cpu())
+    return torch.cat(found, 1)
+
+
+def _labels(targets: Tensor) -> Tensor:
+    """Labels (N,) as int64. Floats stay what they are, for `Record` to refuse: half a class is a mistake."""
+    flat = targets.flatten().cpu()
+    if flat.is_floating_point() or flat.is_complex():
+        return flat
+    return flat.long()
+
+
+def _one_axis_of_outputs(mean: Tensor) -> Tensor:
+    """(M, N) or (M, N, ...) as (M, N, D)."""
+    return mean[..., None] if mean.ndim == 2 else mean.flatten(2)

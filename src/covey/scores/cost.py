@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any, Literal
@@ -18,8 +18,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from covey.errors import EvaluationError
 
+from .model import evaluated_model
+
 Clock = Literal["wall", "cpu"]
-RATIOS = ("stored", "multiply_adds", "peak_bytes", "latency")
+RATIOS = ("stored", "multiply_adds", "latency")
+"""Costs of which a deep ensemble has M times a single network's."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Cost:
     Args:
         members: how many members answer.
         trainable: parameters that training changes.
-        stored: all numbers in parameters and buffers.
+        stored: values in all parameters and buffers.
         multiply_adds: of one sample's answer, all members together.
         weight_bytes: bytes of all parameters and buffers.
         peak_bytes: most memory in tensors alive at once during an answer, weights included.
@@ -65,18 +68,16 @@ class Cost:
         The deep ensemble's members answer one after another, so its memory is M times the weights and one
         network's activations.
         """
-        deep_peak = single.peak_bytes + (self.members - 1) * single.weight_bytes
         result = {}
         for name in RATIOS:
-            own, one = getattr(self, name), getattr(single, name)
-            deep = deep_peak if name == "peak_bytes" else self.members * one
-            result[name] = {"single": own / one, "deep_ensemble": own / deep}
+            one = getattr(single, name)
+            result[name] = _over(getattr(self, name), one, self.members * one)
+        other_weights = (self.members - 1) * single.weight_bytes
+        deep_peak = single.peak_bytes + other_weights
+        result["peak_bytes"] = _over(self.peak_bytes, single.peak_bytes, deep_peak)
         if self.training_seconds is not None and single.training_seconds:
             one = single.training_seconds
-            result["training_seconds"] = {
-                "single": self.training_seconds / one,
-                "deep_ensemble": self.training_seconds / (self.members * one),
-            }
+            result["training_seconds"] = _over(self.training_seconds, one, self.members * one)
         return result
 
     def to_dict(self) -> dict:
@@ -84,7 +85,11 @@ class Cost:
         return asdict(self)
 
 
-def measure(
+def _over(own: float, single: float, deep_ensemble: float) -> dict[str, float]:
+    return {"single": own / single, "deep_ensemble": own / deep_ensemble}
+
+
+def measure_cost(
     module: nn.Module,
     example: Tensor,
     *,
@@ -110,17 +115,20 @@ def measure(
         raise EvaluationError("example: expected a batch of one sample or more, got an empty one")
     if clock == "cpu" and threads != 1:
         raise EvaluationError(f"clock='cpu' adds up threads, so it needs threads=1, got threads={threads}")
-    with _evaluating(module), _threads(threads) as used, torch.inference_mode():
+    model = evaluated_model(module)
+    with model.evaluating(), _threads(threads) as used, torch.inference_mode():
         adds = multiply_adds(module, example[:1])
         peak = peak_bytes(module, example)
         seconds = timings(lambda: module(example), repeats=repeats, warmup=warmup, clock=clock)
     quarter, _, three_quarters = quantiles(seconds, n=4)
+    tensors = _stored_tensors(module)
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return Cost(
-        members=int(getattr(module, "members", 1)),
-        trainable=sum(p.numel() for p in module.parameters() if p.requires_grad),
-        stored=stored_numbers(module),
+        members=model.members,
+        trainable=_total(Tensor.numel, trainable),
+        stored=_total(Tensor.numel, tensors),
         multiply_adds=adds,
-        weight_bytes=sum(t.numel() * t.element_size() for t in [*module.parameters(), *module.buffers()]),
+        weight_bytes=_total(_bytes, tensors),
         peak_bytes=peak,
         latency=median(seconds),
         spread=three_quarters - quarter,
@@ -131,18 +139,13 @@ def measure(
     )
 
 
-def stored_numbers(module: nn.Module) -> int:
-    """Numbers in all parameters and buffers; shared ones count once."""
-    return sum(t.numel() for t in [*module.parameters(), *module.buffers()])
-
-
 def multiply_adds(module: nn.Module, example: Tensor) -> int:
     """Multiply-adds of `module(example)` in matrix products, convolutions and attention.
 
     Fused kernels that the counter cannot see into (recurrent layers, attention) are replaced by plain ones.
     """
     counter = FlopCounterMode(display=False)
-    with _evaluating(module), torch.no_grad(), _plain_kernels():
+    with evaluated_model(module).evaluating(), torch.no_grad(), _plain_kernels():
         module(example)  # an ensemble's first call may try several ways to run, which must not count
         with counter:
             module(example)
@@ -155,13 +158,14 @@ def peak_bytes(module: nn.Module, example: Tensor, *, call: Callable[[], Any] | 
     Weights, input and activations count; scratch space inside kernels is not seen. On a GPU, the allocator's
     own count is the better number.
     """
-    tensors = [*module.parameters(), *module.buffers(), example]
-    start = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-    known = {t.untyped_storage().data_ptr() for t in tensors}
-    with _AliveBytes(known) as alive:
+    known = {}  # bytes by address, so that tensors which share a storage count once
+    for tensor in [*_stored_tensors(module), example]:
+        storage = tensor.untyped_storage()
+        known[storage.data_ptr()] = storage.nbytes()
+    with _AliveBytes(set(known)) as alive:
         result = module(example) if call is None else call()
     del result
-    return start + alive.peak
+    return sum(known.values()) + alive.peak
 
 
 def timings(
@@ -183,12 +187,27 @@ def timings(
     return seconds
 
 
+def _stored_tensors(module: nn.Module) -> list[Tensor]:
+    """All parameters and buffers; shared ones once."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def _total(size: Callable[[Tensor], int], tensors: Iterable[Tensor]) -> int:
+    return sum(map(size, tensors))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 class _AliveBytes(TorchDispatchMode):
     """Counts the bytes of storages made while it is on, and forgets each when it dies."""
 
     def __init__(self, known: set[int]) -> None:
         super().__init__()
-        self.known, self.now, self.peak = known, 0, 0
+        self.known = known
+        self.now = 0
+        self.peak = 0
         self.seen = WeakIdKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -210,20 +229,6 @@ class _AliveBytes(TorchDispatchMode):
 
     def _forget(self, size: int) -> None:
         self.now -= size
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    was_training = module.training
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        # By train(), because an ensemble passes its mode on to parts that are no submodules.
-        module.train(was_training)
-        for part, training in modes:
-            part.training = training
 
 
 @contextlib.contextmanager

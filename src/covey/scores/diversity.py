@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -16,21 +19,17 @@ def disagreement(logits: Tensor, labels: Tensor) -> Tensor:
     error is nan.
     """
     _check_members(logits)
-    answer = logits.argmax(-1)
-    differ = torch.stack([(answer != row).double().mean(-1) for row in answer])
-    error = (answer != labels).double().mean(-1)
-    return torch.where(error[:, None] > 0, differ / error[:, None], torch.nan)
+    answers = logits.argmax(-1)
+    # Row by row: all pairs at once would need M x M x N values.
+    differ = torch.stack([(answers != answer).double().mean(-1) for answer in answers])
+    error_rate = _errors(logits, labels).mean(-1)[:, None]
+    return torch.where(error_rate > 0, differ / error_rate, torch.nan)
 
 
 def error_correlation(logits: Tensor, labels: Tensor) -> Tensor:
     """Pearson correlation of the members' errors, (M, M); nan for a member that is always or never right."""
     _check_members(logits)
-    errors = (logits.argmax(-1) != labels).double()
-    errors = errors - errors.mean(-1, keepdim=True)
-    norm = errors.norm(dim=-1)
-    correlation = errors @ errors.T / (norm[:, None] * norm)
-    defined = (norm > 0)[:, None] & (norm > 0)
-    return torch.where(defined, correlation, torch.nan)
+    return torch.corrcoef(_errors(logits, labels))
 
 
 def ambiguity(prediction: Prediction) -> float:
@@ -39,22 +38,25 @@ def ambiguity(prediction: Prediction) -> float:
     It is the mean Brier score of the members minus the ensemble's (Krogh and Vedelsby, 1995).
     """
     mean = prediction.probs
-    return float(
-        sum((p.exp() - mean).square().sum(-1).double().mean() for p in prediction.member_log_probs)
-    ) / len(prediction.logits)
+    total = 0.0
+    for log_probs in prediction.member_log_probs:  # one by one, to keep a single (N, C) difference in memory
+        squared_distance = (log_probs.exp() - mean).square().sum(-1)
+        total += float(squared_distance.double().mean())
+    return total / len(prediction.logits)
 
 
 def mean_of_pairs(matrix: Tensor) -> float | None:
     """Mean over pairs of different members; None if any pair is not defined."""
-    members = len(matrix)
-    pairs = matrix[~torch.eye(members, dtype=torch.bool)]
-    return None if pairs.isnan().any() else float(pairs.mean())
+    same = torch.eye(len(matrix), dtype=torch.bool)
+    mean = float(matrix[~same].mean())
+    return None if math.isnan(mean) else mean
 
 
-def diversity_scores(prediction: Prediction, labels: Tensor, ood: dict[str, Prediction]) -> dict:
+def diversity_scores(prediction: Prediction, labels: Tensor, ood: Mapping[str, Prediction]) -> dict:
     """All diversity scores. With one member there are no pairs: pairwise scores are None, the others 0."""
-    information = {"test": float(prediction.mutual_information.mean())}
-    information |= {name: float(strange.mutual_information.mean()) for name, strange in ood.items()}
+    information = {}
+    for name, found in {"test": prediction, **ood}.items():
+        information[name] = float(found.mutual_information.mean())
     scores: dict = {
         "mutual_information": information,
         "ambiguity": ambiguity(prediction),
@@ -64,10 +66,24 @@ def diversity_scores(prediction: Prediction, labels: Tensor, ood: dict[str, Pred
     }
     if len(prediction.logits) > 1:
         matrix = disagreement(prediction.logits, labels)
+        correlation = error_correlation(prediction.logits, labels)
         scores["disagreement"] = mean_of_pairs(matrix)
-        scores["disagreement_matrix"] = [[None if v != v else v for v in row] for row in matrix.tolist()]
-        scores["error_correlation"] = mean_of_pairs(error_correlation(prediction.logits, labels))
+        scores["disagreement_matrix"] = _without_nan(matrix)
+        scores["error_correlation"] = mean_of_pairs(correlation)
     return scores
+
+
+def _errors(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 where a member is wrong, else 0, (M, N)."""
+    return (logits.argmax(-1) != labels).double()
+
+
+def _without_nan(matrix: Tensor) -> list[list[float | None]]:
+    """JSON knows no nan."""
+    rows: list[list[float | None]] = []
+    for row in matrix.tolist():
+        rows.append([None if math.isnan(value) else value for value in row])
+    return rows
 
 
 def _check_members(logits: Tensor) -> None:

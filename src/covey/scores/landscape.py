@@ -14,10 +14,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from covey.errors import EvaluationError
+from covey.networks.modes import evaluating
 
 Tensors = dict[str, Tensor]
 
@@ -40,20 +41,18 @@ def flatness(
     generator = torch.Generator().manual_seed(seed)
     tensors = _tensors(network)
     trained = [name for name, _ in network.named_parameters()]
-    base = _loss(network, tensors, inputs, labels)[0]
+    base, _ = _loss_and_accuracy(network, tensors, inputs, labels)
     result: dict[str, list[float]] = {"sigma": list(sigmas), "rise": [], "std": []}
     for sigma in sigmas:
-        rises = []
-        for _ in range(draws):
+        rises = torch.zeros(draws, dtype=torch.float64)
+        for draw in range(draws):
             noisy = dict(tensors)
             for name in trained:
-                weight = tensors[name]
-                noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
-                noisy[name] = weight * (1 + sigma * noise)
-            rises.append(_loss(network, noisy, inputs, labels)[0] - base)
-        values = torch.tensor(rises, dtype=torch.float64)
-        result["rise"].append(float(values.mean()))
-        result["std"].append(float(values.std()) if draws > 1 else 0.0)
+                noisy[name] = _with_noise(tensors[name], sigma, generator)
+            loss, _ = _loss_and_accuracy(network, noisy, inputs, labels)
+            rises[draw] = loss - base
+        result["rise"].append(float(rises.mean()))
+        result["std"].append(float(rises.std()) if draws > 1 else 0.0)
     return result
 
 
@@ -78,11 +77,17 @@ def interpolation(
         first, second = _without_statistics((first, second))
     ends = [_tensors(first), _tensors(second)]
     steps = [i / (points - 1) for i in range(points)]
-    scored = [_loss(first, _combine(ends, (1 - t, t)), inputs, labels) for t in steps]
-    losses = [loss for loss, _ in scored]
-    line = [(1 - t) * losses[0] + t * losses[-1] for t in steps]
-    barrier = max(loss - straight for loss, straight in zip(losses, line, strict=True))
-    return {"t": steps, "loss": losses, "accuracy": [a for _, a in scored], "barrier": [barrier]}
+    losses, accuracies = [], []
+    for t in steps:
+        between = _combined(ends, (1 - t, t))
+        loss, accuracy = _loss_and_accuracy(first, between, inputs, labels)
+        losses.append(loss)
+        accuracies.append(accuracy)
+    rises = []
+    for t, loss in zip(steps, losses, strict=True):
+        straight = (1 - t) * losses[0] + t * losses[-1]
+        rises.append(loss - straight)
+    return {"t": steps, "loss": losses, "accuracy": accuracies, "barrier": [max(rises)]}
 
 
 def plane(
@@ -109,33 +114,34 @@ def plane(
         networks = _without_statistics(networks)
     ends = [_tensors(network) for network in networks]
     if embeddings is None:
-        names = [name for name, _ in networks[0].named_parameters()]
-        embeddings = torch.stack([torch.cat([end[n].flatten() for n in names]) for end in ends])
+        embeddings = torch.stack([_weight_vector(network) for network in networks])
     corners = _corners(embeddings.double())
-    low, high = corners.amin(0), corners.amax(0)
-    pad = margin * (high - low)
-    u = torch.linspace(float(low[0] - pad[0]), float(high[0] + pad[0]), points, dtype=torch.float64)
-    v = torch.linspace(float(low[1] - pad[1]), float(high[1] + pad[1]), points, dtype=torch.float64)
-    system = torch.cat((corners.T, torch.ones(1, 3, dtype=torch.float64)))
-    rows: list[list[tuple[float, float]]] = []
-    for y in v:
-        row = []
-        for x in u:
-            weights = torch.linalg.solve(system, torch.stack((x, y, torch.ones_like(x))))
-            row.append(_loss(networks[0], _combine(ends, weights.tolist()), inputs, labels))
-        if not all(math.isfinite(loss) for loss, _ in row):
-            raise EvaluationError(
-                "plane: the loss is no number somewhere on the plane, as where variances of norms, continued beyond "
-                "the networks, fall below 0; set batch_statistics=True, or a smaller margin"
-            )
-        rows.append(row)
+    u = _grid_axis(corners[:, 0], points, margin)
+    v = _grid_axis(corners[:, 1], points, margin)
+    losses, accuracies = [], []
+    for y in v.tolist():
+        loss_row, accuracy_row = [], []
+        for x in u.tolist():
+            here = _combined(ends, _shares(corners, x, y))
+            loss, accuracy = _loss_and_accuracy(networks[0], here, inputs, labels)
+            _check_finite(loss)
+            loss_row.append(loss)
+            accuracy_row.append(accuracy)
+        losses.append(loss_row)
+        accuracies.append(accuracy_row)
     return {
         "corners": corners.tolist(),
         "u": u.tolist(),
         "v": v.tolist(),
-        "loss": [[loss for loss, _ in row] for row in rows],
-        "accuracy": [[accuracy for _, accuracy in row] for row in rows],
+        "loss": losses,
+        "accuracy": accuracies,
     }
+
+
+def _with_noise(weight: Tensor, sigma: float, generator: Generator) -> Tensor:
+    # Drawn in float64, so that a network has the same noise in every precision.
+    noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    return weight * (1 + sigma * noise.to(weight))
 
 
 def _without_statistics(networks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -145,51 +151,90 @@ def _without_statistics(networks: Sequence[nn.Module]) -> list[nn.Module]:
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._NormBase):
                 module.track_running_stats = False
-                module.running_mean = module.running_var = module.num_batches_tracked = None
+                module.running_mean = None
+                module.running_var = None
+                module.num_batches_tracked = None
     return copies
 
 
 def _corners(points: Tensor) -> Tensor:
     """Coordinates (3, 2) of three points (3, D) in their plane."""
-    a, b = points[1] - points[0], points[2] - points[0]
-    length = a.norm()
-    along = (b @ a) / length if length > 0 else length
-    height = (b - along * a / length).norm() if length > 0 else length
-    if length == 0 or height <= 1e-9 * b.norm():
+    to_second = points[1] - points[0]
+    to_third = points[2] - points[0]
+    length = to_second.norm()
+    if length > 0:
+        along = (to_third @ to_second) / length
+        height = (to_third - along * to_second / length).norm()
+        if height > 1e-9 * to_third.norm():
+            return torch.tensor([(0, 0), (length, 0), (along, height)], dtype=points.dtype)
+    raise EvaluationError("plane: the three networks lie on one line (two are equal?), so they span no plane")
+
+
+def _grid_axis(corners: Tensor, points: int, margin: float) -> Tensor:
+    """Coordinates along one axis, from below the corners' least (3,) to above their greatest."""
+    low, high = corners.min(), corners.max()
+    pad = margin * (high - low)
+    return torch.linspace(float(low - pad), float(high + pad), points, dtype=torch.float64)
+
+
+def _shares(corners: Tensor, x: float, y: float) -> list[float]:
+    """How much of each of the three networks lies at a point of their plane; the shares sum to 1."""
+    system = torch.cat((corners.T, torch.ones(1, 3, dtype=corners.dtype)))
+    point = torch.tensor([x, y, 1.0], dtype=corners.dtype)
+    return torch.linalg.solve(system, point).tolist()
+
+
+def _check_finite(loss: float) -> None:
+    if not math.isfinite(loss):
         raise EvaluationError(
-            "plane: the three networks lie on one line (two are equal?), so they span no plane"
+            "plane: the loss is no number somewhere on the plane, as where variances of norms, continued beyond "
+            "the networks, fall below 0; set batch_statistics=True, or a smaller margin"
         )
-    zero = torch.zeros_like(length)
-    return torch.stack((torch.stack((zero, zero)), torch.stack((length, zero)), torch.stack((along, height))))
 
 
 def _tensors(network: nn.Module) -> Tensors:
-    return {name: t.detach() for name, t in [*network.named_parameters(), *network.named_buffers()]}
+    """Parameters and buffers by name."""
+    tensors = {}
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        tensors[name] = tensor.detach()
+    return tensors
 
 
-def _combine(ends: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+def _weight_vector(network: nn.Module) -> Tensor:
+    flat = [parameter.detach().flatten() for parameter in network.parameters()]
+    return torch.cat(flat)
+
+
+def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _combined(ends: Sequence[Tensors], shares: Sequence[float]) -> Tensors:
+    """The sum of the ends' tensors, each times its share; integers are the first's."""
     first = ends[0]
     for other in ends[1:]:
-        if {n: t.shape for n, t in first.items()} != {n: t.shape for n, t in other.items()}:
+        if _shapes(first) != _shapes(other):
             raise EvaluationError(
                 "networks differ in their tensors' names or shapes, so they cannot be combined"
             )
-    return {
-        name: sum((w * end[name] for w, end in zip(weights, ends, strict=True)), torch.zeros_like(tensor))
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in first.items()
-    }
+    combined = {}
+    for name, tensor in first.items():
+        if not tensor.is_floating_point():
+            combined[name] = tensor
+            continue
+        total = torch.zeros_like(tensor)
+        for share, end in zip(shares, ends, strict=True):
+            total += share * end[name]
+        combined[name] = total
+    return combined
 
 
 @torch.no_grad()
-def _loss(network: nn.Module, tensors: Tensors, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
+def _loss_and_accuracy(
+    network: nn.Module, tensors: Tensors, inputs: Tensor, labels: Tensor
+) -> tuple[float, float]:
+    with evaluating(network):
         logits = functional_call(network, tensors, (inputs,))
-    finally:
-        for module, training in modes:
-            module.training = training
     loss = F.cross_entropy(logits.double(), labels)
-    return float(loss), float((logits.argmax(-1) == labels).double().mean())
+    accuracy = (logits.argmax(-1) == labels).double().mean()
+    return float(loss), float(accuracy)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -17,6 +18,9 @@ from covey.combine import Prediction
 from covey.errors import EvaluationError
 
 BINS = 15
+
+Scores = dict[str, float | None]
+"""Scores by name; None is one that is not defined."""
 
 
 def torchmetrics_functions() -> ModuleType:
@@ -41,14 +45,22 @@ _keep_alive: list[torch.library.Library] = []
 
 def accuracy(log_probs: Tensor, labels: Tensor, *, top: int = 1) -> float:
     """Share of samples whose label is among the `top` most probable classes."""
-    classes = log_probs.shape[-1]
-    function = torchmetrics_functions().multiclass_accuracy
-    return float(function(log_probs, labels, classes, average="micro", top_k=top, validate_args=False))
+    multiclass_accuracy = torchmetrics_functions().multiclass_accuracy
+    share = multiclass_accuracy(
+        log_probs,
+        labels,
+        num_classes=log_probs.shape[-1],
+        average="micro",
+        top_k=top,
+        validate_args=False,
+    )
+    return float(share)
 
 
 def nll(log_probs: Tensor, labels: Tensor) -> float:
     """Mean negative log-likelihood of the labels in nats."""
-    return -float(log_probs.gather(-1, labels[:, None]).double().mean())
+    of_label = log_probs.gather(-1, labels[:, None])
+    return -float(of_label.double().mean())
 
 
 def bits_per_character(log_probs: Tensor, labels: Tensor) -> float:
@@ -60,16 +72,24 @@ def brier(log_probs: Tensor, labels: Tensor) -> float:
     """Mean over samples of the squared distance between probabilities and the one-hot label, 0 to 2."""
     probs = log_probs.exp()
     # |p - e_y|^2 = |p|^2 - 2 p_y + 1, which needs no one-hot matrix.
-    squared = probs.square().sum(-1) - 2 * probs.gather(-1, labels[:, None]).squeeze(-1) + 1
-    return float(squared.double().mean())
+    of_label = probs.gather(-1, labels[:, None]).squeeze(-1)
+    squared_distance = probs.square().sum(-1) - 2 * of_label + 1
+    return float(squared_distance.double().mean())
 
 
 def ece(log_probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
     """Expected calibration error of the most probable class, with `bins` bins of equal width."""
     _check_bins(len(labels), bins)
-    function = torchmetrics_functions().multiclass_calibration_error
-    probs = log_probs.exp()
-    return float(function(probs, labels, probs.shape[-1], n_bins=bins, norm="l1", validate_args=False))
+    multiclass_calibration_error = torchmetrics_functions().multiclass_calibration_error
+    error = multiclass_calibration_error(
+        log_probs.exp(),
+        labels,
+        num_classes=log_probs.shape[-1],
+        n_bins=bins,
+        norm="l1",
+        validate_args=False,
+    )
+    return float(error)
 
 
 def adaptive_ece(log_probs: Tensor, labels: Tensor, *, bins: int = BINS) -> float:
@@ -77,34 +97,38 @@ def adaptive_ece(log_probs: Tensor, labels: Tensor, *, bins: int = BINS) -> floa
     _check_bins(len(labels), bins)
     confidence, correct = _confidence(log_probs, labels)
     order = confidence.argsort(stable=True)
-    gap = correct[order] - confidence[order]
-    parts = torch.tensor_split(gap, bins)
-    return float(sum(part.sum().abs() for part in parts) / len(labels))
+    gaps = correct[order] - confidence[order]
+    total = 0.0
+    for bin_gaps in torch.tensor_split(gaps, bins):
+        total += abs(float(bin_gaps.sum()))
+    return total / len(labels)
 
 
 def reliability(log_probs: Tensor, labels: Tensor, *, bins: int = BINS) -> dict[str, list[float]]:
     """Accuracy, mean confidence and share of the samples in each bin of equal width that has samples."""
     confidence, correct = _confidence(log_probs, labels)
-    which = torch.clamp((confidence * bins).long(), max=bins - 1)
-    count = torch.bincount(which, minlength=bins)
-    full = count > 0
-    mean_confidence = torch.bincount(which, confidence, bins)[full] / count[full]
-    mean_correct = torch.bincount(which, correct, bins)[full] / count[full]
-    edges = torch.arange(bins)[full] / bins
+    bin_of = (confidence * bins).long().clamp(max=bins - 1)  # a confidence of 1 belongs to the last bin
+    every_count = torch.bincount(bin_of, minlength=bins)
+    filled = every_count > 0
+    count = every_count[filled]
+    confidence_sums = torch.bincount(bin_of, confidence, bins)[filled]
+    correct_sums = torch.bincount(bin_of, correct, bins)[filled]
+    left_edges = torch.arange(bins)[filled] / bins
     return {
-        "left": edges.tolist(),
-        "confidence": mean_confidence.tolist(),
-        "accuracy": mean_correct.tolist(),
-        "share": (count[full] / len(labels)).tolist(),
+        "left": left_edges.tolist(),
+        "confidence": (confidence_sums / count).tolist(),
+        "accuracy": (correct_sums / count).tolist(),
+        "share": (count / len(labels)).tolist(),
     }
 
 
-def answer_scores(log_probs: Tensor, labels: Tensor, *, language: bool = False) -> dict[str, float | None]:
+def answer_scores(log_probs: Tensor, labels: Tensor, *, language: bool = False) -> Scores:
     """All scores of one answer; None for ECE of fewer samples than bins and top-5 of 5 classes or fewer."""
     enough = len(labels) >= BINS
-    scores: dict[str, float | None] = {
+    many_classes = log_probs.shape[-1] > 5
+    scores: Scores = {
         "accuracy": accuracy(log_probs, labels),
-        "top5": accuracy(log_probs, labels, top=5) if log_probs.shape[-1] > 5 else None,
+        "top5": accuracy(log_probs, labels, top=5) if many_classes else None,
         "nll": nll(log_probs, labels),
         "brier": brier(log_probs, labels),
         "ece": ece(log_probs, labels) if enough else None,
@@ -117,7 +141,9 @@ def answer_scores(log_probs: Tensor, labels: Tensor, *, language: bool = False) 
 
 def classification_scores(prediction: Prediction, labels: Tensor, *, language: bool = False) -> dict:
     """Scores of the ensemble, of each member, and the mean of the members' scores."""
-    members = [answer_scores(p, labels, language=language) for p in prediction.member_log_probs]
+    members = []
+    for log_probs in prediction.member_log_probs:
+        members.append(answer_scores(log_probs, labels, language=language))
     return {
         "ensemble": answer_scores(prediction.log_probs, labels, language=language),
         "member_mean": mean_scores(members),
@@ -125,14 +151,14 @@ def classification_scores(prediction: Prediction, labels: Tensor, *, language: b
     }
 
 
-def mean_scores(rows: list[dict[str, float | None]]) -> dict[str, float | None]:
-    """Mean of each score over rows, None where a row has none."""
-    result: dict[str, float | None] = {}
+def mean_scores(rows: Sequence[Scores]) -> Scores:
+    """Mean of each score over rows, None where it is not defined in a row."""
+    means: Scores = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
-        known = [v for v in values if v is not None]
-        result[name] = sum(known) / len(known) if len(known) == len(values) else None
-    return result
+        defined = [value for value in values if value is not None]
+        means[name] = sum(defined) / len(values) if len(defined) == len(values) else None
+    return means
 
 
 def _confidence(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

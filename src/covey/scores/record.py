@@ -17,6 +17,9 @@ from torch import Tensor
 from covey.errors import EvaluationError
 
 FORMAT = 1
+OOD, CORRUPTED = "ood:", "corrupted:"
+"""What the names of sets begin with in the file."""
+
 TASKS = ("classification", "language", "regression")
 
 
@@ -53,8 +56,9 @@ class Record:
             return
         _check_labels(self.outputs, self.targets, "the test set")
         if self.validation is not None:
-            _check_outputs(self.validation[0], "the validation set", like=self.outputs)
-            _check_labels(*self.validation, "the validation set")
+            outputs, labels = self.validation
+            _check_outputs(outputs, "the validation set", like=self.outputs)
+            _check_labels(outputs, labels, "the validation set")
         for name, outputs in self.ood.items():
             _check_outputs(outputs, f"the OOD set {name!r}", like=self.outputs)
         for name, outputs in self.corrupted.items():
@@ -64,6 +68,10 @@ class Record:
                     f"the corrupted set {name!r} has {outputs.shape[1]} samples, more than the test set's "
                     f"{len(self.targets)}: it must hold the first test samples, in their order"
                 )
+
+    def __repr__(self) -> str:
+        members, samples, outputs = self.outputs.shape
+        return f"Record(task={self.task!r}, members={members}, samples={samples}, outputs={outputs})"
 
     @property
     def members(self) -> int:
@@ -76,11 +84,13 @@ class Record:
         if self.variance is not None:
             arrays["variance"] = _numpy(self.variance, False, "variance")
         if self.validation is not None:
-            arrays["validation_outputs"] = _numpy(self.validation[0], half, "validation outputs")
-            arrays["validation_targets"] = self.validation[1].numpy()
-        for kind, sets in (("ood", self.ood), ("corrupted", self.corrupted)):
-            for name, outputs in sets.items():
-                arrays[f"{kind}:{name}"] = _numpy(outputs, half, f"outputs on {name!r}")
+            outputs, labels = self.validation
+            arrays["validation_outputs"] = _numpy(outputs, half, "validation outputs")
+            arrays["validation_targets"] = labels.numpy()
+        for name, outputs in self.ood.items():
+            arrays[OOD + name] = _numpy(outputs, half, f"outputs on {name!r}")
+        for name, outputs in self.corrupted.items():
+            arrays[CORRUPTED + name] = _numpy(outputs, half, f"outputs on {name!r}")
         about = {"format": FORMAT, "task": self.task, "classes": list(self.classes)}
         # Two names of savez itself cannot be keys; none of ours is "file" or "allow_pickle".
         np.savez(path, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
@@ -90,14 +100,16 @@ class Record:
         """Read what `save` wrote. Never unpickles, so a file from anyone is safe to read."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+                arrays = dict(file.items())
             about = json.loads(str(arrays.pop("about")))
         except (OSError, ValueError, KeyError) as problem:
             raise EvaluationError(f"{path}: not a file of members' outputs ({problem})") from problem
         if about.get("format") != FORMAT:
             raise EvaluationError(f"{path}: format {about.get('format')!r}, this covey reads format {FORMAT}")
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        tensors = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+        tensors = {}
+        for name, array in arrays.items():
+            tensor = torch.from_numpy(array)
+            tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
         validation = None
         if "validation_outputs" in tensors:
             validation = (tensors["validation_outputs"], tensors["validation_targets"])
@@ -107,14 +119,18 @@ class Record:
             task=about["task"],
             variance=tensors.get("variance"),
             validation=validation,
-            ood=_named(tensors, "ood:"),
-            corrupted=_named(tensors, "corrupted:"),
+            ood=_named(tensors, OOD),
+            corrupted=_named(tensors, CORRUPTED),
             classes=tuple(about["classes"]),
         )
 
 
 def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    found = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = tensor
+    return found
 
 
 def _numpy(outputs: Tensor, half: bool, what: str) -> np.ndarray:
@@ -131,19 +147,22 @@ def _check_outputs(outputs: Tensor, where: str, like: Tensor | None = None) -> N
     if outputs.ndim != 3:
         shape = tuple(outputs.shape)
         raise EvaluationError(f"{where}: expected outputs of shape (members, samples, classes), got {shape}")
-    if outputs.shape[0] == 0 or outputs.shape[1] == 0:
+    members, samples, classes = outputs.shape
+    if members == 0 or samples == 0:
         raise EvaluationError(f"{where} is empty: outputs have shape {tuple(outputs.shape)}")
-    if like is not None and (outputs.shape[0], outputs.shape[2]) != (like.shape[0], like.shape[2]):
-        raise EvaluationError(
-            f"{where}: {outputs.shape[0]} members and {outputs.shape[2]} classes, "
-            f"but the test set has {like.shape[0]} and {like.shape[2]}"
-        )
+    if like is not None:
+        test_members, _, test_classes = like.shape
+        if (members, classes) != (test_members, test_classes):
+            raise EvaluationError(
+                f"{where}: {members} members and {classes} classes, "
+                f"but the test set has {test_members} and {test_classes}"
+            )
     broken = ~torch.isfinite(outputs)
     if broken.any():
         member, sample, _ = broken.nonzero()[0].tolist()
-        of_member = broken.flatten(1).any(1).nonzero().flatten().tolist()
+        broken_members = broken.flatten(1).any(1).nonzero().flatten().tolist()
         raise EvaluationError(
-            f"{where}: outputs of member {', '.join(map(str, of_member))} are not finite "
+            f"{where}: outputs of member {', '.join(map(str, broken_members))} are not finite "
             f"({int(broken.sum())} values, the first at member {member}, sample {sample}): "
             "training diverged or the inputs are not finite"
         )
@@ -153,21 +172,21 @@ def _check_labels(outputs: Tensor, targets: Tensor, where: str) -> None:
     samples, classes = outputs.shape[1:]
     if classes < 2:
         raise EvaluationError(
-            f"{where}: one class only; scores of a classifier need two logits or more a sample "
+            f"{where}: one class only; scores of a classifier need two logits or more per sample "
             "(for a single logit z use the two logits 0 and z; for regression set task='regression')"
         )
     if targets.shape != (samples,):
         raise EvaluationError(
-            f"{where}: expected one label a sample, shape ({samples},), got {tuple(targets.shape)}"
+            f"{where}: expected one label per sample, shape ({samples},), got {tuple(targets.shape)}"
         )
     if targets.is_floating_point() or targets.is_complex():
         raise EvaluationError(f"{where}: expected labels of an integer type, got {targets.dtype}")
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= classes:
-        bad = ((targets < 0) | (targets >= classes)).nonzero()[0].item()
+    outside = (targets < 0) | (targets >= classes)
+    if outside.any():
+        first = int(outside.nonzero()[0])
         raise EvaluationError(
             f"{where}: labels out of range: expected 0 to {classes - 1} for {classes} classes, "
-            f"got {int(targets[int(bad)])} at sample {bad}"
+            f"got {int(targets[first])} at sample {first}"
         )
 
 
@@ -185,6 +204,7 @@ def _check_regression(record: Record) -> None:
         raise EvaluationError(
             f"variance: expected the means' shape {tuple(outputs.shape)}, got {tuple(variance.shape)}"
         )
-    if not (variance > 0).all():
-        member = int((~(variance > 0)).flatten(1).any(1).nonzero()[0])
+    broken = ~(variance > 0)  # nan too
+    if broken.any():
+        member = int(broken.nonzero()[0, 0])
         raise EvaluationError(f"variance: must be positive, member {member} has a value that is not")

@@ -10,13 +10,29 @@ from torch import Tensor
 from covey.combine import Regression
 from covey.errors import EvaluationError
 
-LEVELS = tuple(i / 20 for i in range(1, 20))
+from .metrics import mean_scores
+
+LEVELS = tuple(percent / 100 for percent in range(5, 100, 5))
 """Interval probabilities at which calibration is checked, 5 % to 95 %."""
+
+SHOWN_LEVELS = (0.5, 0.9, 0.95)
+"""Those of which the coverage is a score of its own."""
+
+DISTRIBUTION_SCORES = (
+    "gaussian_nll",
+    "coverage_50",
+    "coverage_90",
+    "coverage_95",
+    "interval_error",
+    "sharpness",
+)
+"""Scores that need a variance."""
 
 
 def rmse(mean: Tensor, targets: Tensor) -> float:
     """Root of the mean squared error over samples and outputs."""
-    return math.sqrt(float((mean.double() - targets).square().mean()))
+    squared_error = (mean.double() - targets).square()
+    return math.sqrt(float(squared_error.mean()))
 
 
 def mae(mean: Tensor, targets: Tensor) -> float:
@@ -28,8 +44,10 @@ def gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> float:
     """Mean negative log-density of the targets under N(mean, variance) in nats, constant included."""
     _check_variance(variance)
     variance = variance.double()
-    squared = (mean.double() - targets).square()
-    return float((0.5 * (math.log(2 * math.pi) + variance.log() + squared / variance)).mean())
+    squared_error = (mean.double() - targets).square()
+    constant = math.log(2 * math.pi)
+    nll = 0.5 * (constant + variance.log() + squared_error / variance)
+    return float(nll.mean())
 
 
 def coverage(mean: Tensor, variance: Tensor, targets: Tensor, *, level: float) -> float:
@@ -38,8 +56,8 @@ def coverage(mean: Tensor, variance: Tensor, targets: Tensor, *, level: float) -
         raise EvaluationError(f"level: expected between 0 and 1, got {level}")
     _check_variance(variance)
     half_width = math.sqrt(2) * torch.special.erfinv(torch.tensor(level, dtype=torch.float64))
-    distance = (mean.double() - targets).abs() / variance.double().sqrt()
-    return float((distance <= half_width).double().mean())
+    deviations = (mean.double() - targets).abs() / variance.double().sqrt()
+    return float((deviations <= half_width).double().mean())
 
 
 def interval_calibration(mean: Tensor, variance: Tensor, targets: Tensor) -> dict[str, list[float]]:
@@ -50,20 +68,24 @@ def interval_calibration(mean: Tensor, variance: Tensor, targets: Tensor) -> dic
 
 def interval_error(curve: dict[str, list[float]]) -> float:
     """Mean absolute difference between expected and observed coverage."""
-    pairs = list(zip(curve["expected"], curve["observed"], strict=True))
-    return sum(abs(e - o) for e, o in pairs) / len(pairs)
+    total = 0.0
+    for expected, observed in zip(curve["expected"], curve["observed"], strict=True):
+        total += abs(expected - observed)
+    return total / len(curve["expected"])
 
 
 def answer_scores(mean: Tensor, variance: Tensor | None, targets: Tensor) -> dict[str, float | None]:
     """All scores of one answer; those of the distribution are None where a variance is missing or 0."""
     scores: dict[str, float | None] = {"rmse": rmse(mean, targets), "mae": mae(mean, targets)}
     if variance is None or not (variance > 0).all():
-        names = ("gaussian_nll", "coverage_50", "coverage_90", "coverage_95", "interval_error", "sharpness")
-        return scores | dict.fromkeys(names)
+        scores.update(dict.fromkeys(DISTRIBUTION_SCORES))
+        return scores
     scores["gaussian_nll"] = gaussian_nll(mean, variance, targets)
-    for level in (0.5, 0.9, 0.95):
-        scores[f"coverage_{round(100 * level)}"] = coverage(mean, variance, targets, level=level)
-    scores["interval_error"] = interval_error(interval_calibration(mean, variance, targets))
+    for level in SHOWN_LEVELS:
+        percent = round(100 * level)
+        scores[f"coverage_{percent}"] = coverage(mean, variance, targets, level=level)
+    curve = interval_calibration(mean, variance, targets)
+    scores["interval_error"] = interval_error(curve)
     scores["sharpness"] = float(variance.double().sqrt().mean())
     return scores
 
@@ -73,13 +95,11 @@ def regression_scores(prediction: Regression, targets: Tensor) -> dict:
 
     Ambiguity is the mean squared error of the members minus the ensemble's (Krogh and Vedelsby, 1995).
     """
-    from .metrics import mean_scores
-
-    means, variances = prediction.member_mean, prediction.member_variance
-    members = [
-        answer_scores(mean, None if variances is None else variances[k], targets)
-        for k, mean in enumerate(means)
-    ]
+    members = []
+    for k, mean in enumerate(prediction.member_mean):
+        variances = prediction.member_variance
+        variance = None if variances is None else variances[k]
+        members.append(answer_scores(mean, variance, targets))
     return {
         "ensemble": answer_scores(prediction.mean, prediction.variance, targets),
         "member_mean": mean_scores(members),

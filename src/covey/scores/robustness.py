@@ -17,7 +17,7 @@ from covey.combine import Prediction
 from covey.errors import EvaluationError
 
 from .corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from .metrics import BINS, ece, nll
+from .metrics import BINS, Scores, ece, mean_scores, nll
 
 
 def corrupted_sets(images: Tensor, *, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
@@ -30,27 +30,30 @@ def corrupted_sets(images: Tensor, *, seed: int = 0) -> Iterator[tuple[str, Tens
 def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[Tensor, Tensor]:
     """Images (10000, 3, 32, 32) in [0, 1] and labels of the published CIFAR-10-C or CIFAR-100-C files.
 
-    `folder` holds `labels.npy` and one file a corruption, whose five blocks of 10,000 images are the
+    `folder` holds `labels.npy` and one file per corruption, whose five blocks of 10,000 images are the
     severities.
     """
     folder = Path(folder)
     if severity not in SEVERITIES:
         raise EvaluationError(f"severity: expected 1 to 5, got {severity!r}")
-    for file in (folder / f"{name}.npy", folder / "labels.npy"):
+    images_file, labels_file = folder / f"{name}.npy", folder / "labels.npy"
+    for file in (images_file, labels_file):
         if not file.is_file():
             raise EvaluationError(
                 f"{file} is missing: unpack CIFAR-10-C.tar or CIFAR-100-C.tar into {folder}"
             )
-    images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-    labels = np.load(folder / "labels.npy", allow_pickle=False)
+    # Mapped, because a file holds all severities and one of them is wanted.
+    images = np.load(images_file, mmap_mode="r", allow_pickle=False)
+    labels = np.load(labels_file, allow_pickle=False)
     if images.ndim != 4 or len(images) % 5 or len(labels) != len(images):
         raise EvaluationError(
-            f"{folder / name}.npy: expected 5 blocks of images and a label each, got {images.shape} and "
+            f"{images_file}: expected 5 blocks of images and a label each, got {images.shape} and "
             f"{labels.shape}"
         )
     size = len(images) // 5
     block = slice((severity - 1) * size, severity * size)
-    pixels = torch.from_numpy(np.array(images[block])).permute(0, 3, 1, 2) / 255
+    channels_last = torch.from_numpy(np.array(images[block]))
+    pixels = channels_last.permute(0, 3, 1, 2) / 255
     return pixels, torch.from_numpy(labels[block].astype(np.int64))
 
 
@@ -58,34 +61,37 @@ def robustness_scores(corrupted: Mapping[str, Tensor], labels: Tensor) -> dict:
     """Scores from members' logits (M, K, C) by "kind/severity" and the labels (N,), the first K of them."""
     if not corrupted:
         return {}
-    kinds: dict[str, dict[str, dict[str, float | None]]] = {}
+    kinds: dict[str, dict[str, Scores]] = {}
+    of_severity: dict[str, list[Scores]] = {}
+    every: list[Scores] = []
+    samples = 0
     for key, logits in corrupted.items():
         name, _, severity = key.rpartition("/")
-        log_probs = Prediction(logits).log_probs
-        own = labels[: len(log_probs)]
-        kinds.setdefault(name, {})[severity] = {
-            "accuracy": float((log_probs.argmax(-1) == own).double().mean()),
-            "nll": nll(log_probs, own),
-            "ece": ece(log_probs, own) if len(own) >= BINS else None,
-        }
-    every = [scores for by_severity in kinds.values() for scores in by_severity.values()]
-    levels = sorted({severity for by_severity in kinds.values() for severity in by_severity})
-    by_severity = {
-        level: {
-            score: _mean([kind[level][score] for kind in kinds.values() if level in kind])
-            for score in ("accuracy", "nll", "ece")
-        }
-        for level in levels
-    }
+        samples = logits.shape[1]
+        scores = _scores(logits, labels[:samples])
+        kinds.setdefault(name, {})[severity] = scores
+        of_severity.setdefault(severity, []).append(scores)
+        every.append(scores)
+    by_severity = {}
+    for severity in sorted(of_severity):
+        by_severity[severity] = mean_scores(of_severity[severity])
+    overall = mean_scores(every)
+    accuracy = overall["accuracy"]
+    assert accuracy is not None  # unlike the calibration error, it is defined for any number of samples
     return {
-        "mean_corruption_error": 1 - sum(s["accuracy"] or 0.0 for s in every) / len(every),
-        "mean_corruption_ece": _mean([s["ece"] for s in every]),
+        "mean_corruption_error": 1 - accuracy,
+        "mean_corruption_ece": overall["ece"],
         "by_severity": by_severity,
         "kinds": kinds,
-        "samples": len(next(iter(corrupted.values()))[0]),
+        "samples": samples,
     }
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+def _scores(logits: Tensor, labels: Tensor) -> Scores:
+    log_probs = Prediction(logits).log_probs
+    correct = log_probs.argmax(-1) == labels
+    return {
+        "accuracy": float(correct.double().mean()),
+        "nll": nll(log_probs, labels),
+        "ece": ece(log_probs, labels) if len(labels) >= BINS else None,
+    }

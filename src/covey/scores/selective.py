@@ -22,13 +22,15 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
             "risk_coverage: expected confidence and correct of one shape (N,), "
             f"got {tuple(confidence.shape)} and {tuple(correct.shape)}"
         )
+    # Groups of equal confidence, numbered from the surest on.
     _, group = torch.unique(-confidence, return_inverse=True)
-    error = 1 - correct.double()
+    errors = 1 - correct.double()
     size = torch.bincount(group)
-    group_error = torch.bincount(group, error) / size
-    expected = torch.repeat_interleave(group_error, size)
-    taken = torch.arange(1, len(confidence) + 1, dtype=torch.float64)
-    return taken / len(confidence), expected.cumsum(0) / taken
+    group_error = torch.bincount(group, errors) / size
+    expected_errors = torch.repeat_interleave(group_error, size).cumsum(0)
+    samples = len(confidence)
+    taken = torch.arange(1, samples + 1, dtype=torch.float64)
+    return taken / samples, expected_errors / taken
 
 
 def selective_scores(confidence: Tensor, correct: Tensor) -> dict[str, float]:
@@ -36,13 +38,17 @@ def selective_scores(confidence: Tensor, correct: Tensor) -> dict[str, float]:
     coverage, risk = risk_coverage(confidence, correct)
     scores = {"aurc": float(risk.mean())}
     for wanted in COVERAGES:
-        at = int(torch.searchsorted(coverage, torch.tensor(wanted - 1e-9, dtype=torch.float64)))
-        scores[f"accuracy_at_{round(100 * wanted)}"] = float(1 - risk[at])
+        # A hair less, because a coverage such as 19/20 is not exactly 0.95.
+        reached = torch.tensor(wanted - 1e-9, dtype=torch.float64)
+        at = int(torch.searchsorted(coverage, reached))
+        percent = round(100 * wanted)
+        scores[f"accuracy_at_{percent}"] = float(1 - risk[at])
     return scores
 
 
 def thinned(confidence: Tensor, correct: Tensor, *, points: int = 200) -> dict[str, list[float]]:
     """The risk-coverage curve at about `points` coverages, for a figure."""
     coverage, risk = risk_coverage(confidence, correct)
-    at = torch.linspace(0, len(risk) - 1, min(points, len(risk))).long()
+    shown = min(points, len(risk))
+    at = torch.linspace(0, len(risk) - 1, shown).long()
     return {"coverage": coverage[at].tolist(), "risk": risk[at].tolist()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -11,12 +10,15 @@ from typing import Literal
 from covey.errors import EvaluationError
 
 SIGNIFICANCE = 0.05
+ROUNDING = 1e-12
+"""Differences over seeds that spread by less than this share of their mean are all the same."""
+
 Verdict = Literal["higher", "lower", "within noise", "not tested"]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and sample standard deviation (n - 1) of a score over seeds; one seed has no deviation."""
+    """A score over seeds: its mean and sample standard deviation (n - 1); one seed has no deviation."""
 
     mean: float
     std: float | None
@@ -25,7 +27,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired t-test over the seeds that two methods share.
+    """Whether two methods differ by more than noise: a paired t-test over the seeds that both have.
 
     Args:
         difference: mean of (this - other).
@@ -47,7 +49,8 @@ def summary(values: Sequence[float]) -> Summary:
     """Mean and standard deviation over seeds."""
     if not values:
         raise EvaluationError("summary: expected one value or more, got none")
-    return Summary(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+    deviation = stdev(values) if len(values) > 1 else None
+    return Summary(fmean(values), deviation, len(values))
 
 
 def compare(this: dict[int, float], other: dict[int, float]) -> Comparison:
@@ -62,14 +65,19 @@ def compare(this: dict[int, float], other: dict[int, float]) -> Comparison:
     mean, count = fmean(differences), len(differences)
     if count < 2:
         return Comparison(mean, None, None, None, "not tested", count)
-    from scipy.stats import t
-
-    error = stdev(differences) / math.sqrt(count)
-    # Differences equal up to rounding: t is undefined at 0 / 0 and infinite elsewhere.
-    if error <= 1e-12 * max(1e-300, *(abs(d) for d in differences)):
+    if stdev(differences) <= ROUNDING * abs(mean):
+        # All differences are equal: t is undefined at 0 / 0 and infinite elsewhere.
         p = 1.0 if mean == 0 else 0.0
-    else:
-        p = float(2 * t.sf(abs(mean) / error, count - 1))
-    reach = float(t.ppf(1 - SIGNIFICANCE / 2, count - 1)) * error
-    verdict: Verdict = "within noise" if p >= SIGNIFICANCE else ("higher" if mean > 0 else "lower")
-    return Comparison(mean, mean - reach, mean + reach, p, verdict, count)
+        return Comparison(mean, mean, mean, p, _verdict(p, mean), count)
+    from scipy.stats import ttest_rel
+
+    test = ttest_rel([this[seed] for seed in shared], [other[seed] for seed in shared])
+    interval = test.confidence_interval(1 - SIGNIFICANCE)
+    p = float(test.pvalue)
+    return Comparison(mean, float(interval.low), float(interval.high), p, _verdict(p, mean), count)
+
+
+def _verdict(p: float, difference: float) -> Verdict:
+    if p >= SIGNIFICANCE:
+        return "within noise"
+    return "higher" if difference > 0 else "lower"

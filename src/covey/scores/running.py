@@ -1,0 +1,244 @@
+"""`evaluate`: everything the papers measure, from members' outputs that are stored first."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from covey.calibration import Conformal, Temperature
+from covey.combine import Prediction, Regression
+
+from . import calibration, metrics, ood, regression, robustness, selective
+from .collect import collect
+from .diversity import diversity_scores
+from .evaluation import CRITERION, OUTPUTS_FILE, Evaluation
+from .examples import examples
+from .held_out import held_out
+from .model import evaluated_model
+from .record import Record
+
+LEAST_FOR_CONFORMAL = 9
+"""Conformal sets at 90 % can promise nothing with fewer validation samples."""
+
+HISTOGRAM_BINS = 30
+
+Predictions = Mapping[str, Prediction]
+
+
+def evaluate(
+    ensemble: nn.Module,
+    data: Any,
+    *,
+    ood: Mapping[str, Any] | None = None,
+    validation: Any = None,
+    task: Literal["classification", "language", "regression"] | None = None,
+    batch_size: int = 256,
+    limit: int | None = None,
+    corruptions: int = 0,
+    folder: str | Path | None = None,
+    half: bool = False,
+) -> Evaluation:
+    """Score an ensemble, or a plain network, on test data.
+
+    Args:
+        ensemble: what `convert`, `fit` or `load` gave, or any network.
+        data: a data set of covey; a pair of tensors or NumPy arrays, inputs (N, ...) and targets (N, ...); a torch
+            `Dataset` of such pairs; or a `DataLoader` of batches of them.
+        ood: more sets of out-of-distribution inputs by name: tensors, arrays, data sets or loaders.
+        validation: data for calibration, as `data`; by default the data's own validation split.
+        task: what is predicted, where neither the data nor the ensemble says; "classification" by default.
+        batch_size: samples in a batch.
+        limit: use at most this many samples of each set, the first ones.
+        corruptions: how many test images, the first ones, to corrupt in 75 ways and score too; 0 for none.
+        folder: where to store members' outputs (before any score is computed) and the scores.
+        half: store the outputs as float16.
+    """
+    sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit)
+    model = evaluated_model(ensemble)
+    record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
+    if folder is not None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        record.save(folder / OUTPUTS_FILE, half=half)
+    result = score(record, inputs=sets.inputs, stored=model.temperature)
+    if folder is not None:
+        result.save(folder, half=half)
+    return result
+
+
+def score(record: Record, *, inputs: Tensor | None = None, stored: Temperature | None = None) -> Evaluation:
+    """All scores from members' outputs, without the network.
+
+    Args:
+        record: the outputs.
+        inputs: the test inputs, to show the most and the least certain ones if they are images.
+        stored: a temperature that the ensemble already has, scored beside those fitted here.
+    """
+    if record.task == "regression":
+        return _score_regression(record)
+    prediction = Prediction(record.outputs)
+    labels = record.targets
+    outside = {}
+    for name, outputs in record.ood.items():
+        outside[name] = Prediction(outputs)
+    fitted = _fit_calibrations(record)
+    scores = _classification_scores(record, prediction, outside)
+    scores["calibration"] = _calibration_scores(record, prediction, fitted, stored)
+    return Evaluation(
+        scores=scores,
+        curves=_curves(prediction, labels, outside),
+        about=_about(record),
+        notes=_notes(record, scores),
+        examples=examples(prediction, labels, inputs),
+        calibration=fitted,
+        record=record,
+    )
+
+
+def _classification_scores(record: Record, prediction: Prediction, outside: Predictions) -> dict[str, Any]:
+    labels = record.targets
+    is_text = record.task == "language"
+    scores: dict[str, Any] = metrics.classification_scores(prediction, labels, language=is_text)
+    scores["selective"] = selective.selective_scores(prediction.max_prob, prediction.label == labels)
+    scores["diversity"] = diversity_scores(prediction, labels, outside)
+    if outside:
+        scores["ood"] = ood.ood_scores(prediction, outside)
+    if record.corrupted:
+        scores["robustness"] = robustness.robustness_scores(record.corrupted, labels)
+    return scores
+
+
+def _score_regression(record: Record) -> Evaluation:
+    prediction = Regression(record.outputs, record.variance)
+    scores = regression.regression_scores(prediction, record.targets)
+    curves = {}
+    notes = []
+    if scores["ensemble"]["gaussian_nll"] is None:
+        notes.append(
+            "Members give points without variances and agree somewhere (or there is one member), so "
+            "likelihood and intervals are not defined."
+        )
+    else:
+        curves["intervals"] = regression.interval_calibration(
+            prediction.mean, prediction.variance, record.targets
+        )
+        if record.variance is None:
+            notes.append("Members give no variance of their own; intervals come from their spread alone.")
+    return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
+
+
+def _fit_calibrations(record: Record) -> dict[str, Temperature | Conformal]:
+    """Temperatures and conformal sets by name, fitted on the validation outputs if there are some."""
+    fitted: dict[str, Temperature | Conformal] = {}
+    if record.validation is None:
+        return fitted
+    logits, labels = record.validation
+    for kind in ("pooled", "members"):
+        fitted[kind] = calibration.fit_temperature(logits, labels, kind=kind)
+    if len(labels) >= LEAST_FOR_CONFORMAL:
+        probs = Prediction(logits).probs
+        for kind in ("threshold", "aps"):
+            fitted[kind] = calibration.fit_conformal(probs, labels, kind=kind)
+    return fitted
+
+
+def _calibration_scores(
+    record: Record,
+    prediction: Prediction,
+    fitted: Mapping[str, Temperature | Conformal],
+    stored: Temperature | None,
+) -> dict[str, Any]:
+    """What each calibration, and the one that the ensemble already has, does to the test scores."""
+    labels = record.targets
+    scores: dict[str, Any] = {}
+    if stored is not None:
+        scores["stored"] = _scores_at(stored, record)
+    for name, found in fitted.items():
+        if isinstance(found, Temperature):
+            scores[name] = _scores_at(found, record)
+            scores[name]["temperatures"] = list(found.values)
+        else:
+            scores[name] = calibration.conformal_scores(found, prediction.probs, labels)
+    return scores
+
+
+def _scores_at(temperature: Temperature, record: Record) -> dict[str, Any]:
+    calibrated = Prediction(temperature.apply(record.outputs))
+    return metrics.answer_scores(calibrated.log_probs, record.targets)
+
+
+def _curves(prediction: Prediction, labels: Tensor, outside: Predictions) -> dict[str, Any]:
+    correct = prediction.label == labels
+    curves: dict[str, Any] = {
+        "reliability": metrics.reliability(prediction.log_probs, labels),
+        "risk_coverage": selective.thinned(prediction.max_prob, correct),
+    }
+    if not outside:
+        return curves
+    criterion = ood.CRITERIA[CRITERION]
+    inside = criterion(prediction)
+    highest = math.log(prediction.logits.shape[-1])  # the entropy of equal probabilities
+    shares = {"test": _histogram(inside, highest)}
+    roc = {}
+    for name, found in outside.items():
+        values = criterion(found)
+        shares[name] = _histogram(values, highest)
+        roc[name] = ood.roc(inside, values)
+    edges = torch.linspace(0, highest, HISTOGRAM_BINS + 1).tolist()
+    curves["histogram"] = {"criterion": CRITERION, "edges": edges, "share": shares}
+    curves["roc"] = roc
+    return curves
+
+
+def _histogram(values: Tensor, highest: float) -> list[float]:
+    """Shares of the samples in bins of equal width from 0 to `highest`."""
+    counts = torch.histc(values.clamp(0, highest), bins=HISTOGRAM_BINS, min=0, max=highest)
+    return (counts / len(values)).tolist()
+
+
+def _notes(record: Record, scores: dict[str, Any]) -> tuple[str, ...]:
+    notes = []
+    if record.members == 1:
+        notes.append(
+            "One member: disagreement and error correlation are not defined, mutual information is 0."
+        )
+    elif scores["diversity"]["disagreement"] is None:
+        notes.append(
+            "A member makes no error on the test set, so disagreement over its error is not defined."
+        )
+    samples = record.outputs.shape[1]
+    if samples < metrics.BINS:
+        notes.append(
+            f"{samples} samples are fewer than the {metrics.BINS} bins: calibration errors are not defined."
+        )
+    if len(record.targets.unique()) == 1:
+        notes.append(
+            f"All test labels are class {int(record.targets[0])}: scores say nothing of the other classes."
+        )
+    if record.validation is None:
+        notes.append("No validation data, so no temperature or conformal sets were fitted.")
+    elif len(record.validation[1]) < LEAST_FOR_CONFORMAL:
+        notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal sets at 90 %.")
+    return tuple(notes)
+
+
+def _about(record: Record) -> dict[str, Any]:
+    ood_samples = {}
+    for name, outputs in record.ood.items():
+        ood_samples[name] = outputs.shape[1]
+    return {
+        "task": record.task,
+        "members": record.members,
+        "samples": record.outputs.shape[1],
+        "outputs": record.outputs.shape[2],
+        "classes": list(record.classes),
+        "ood": ood_samples,
+        "validation": 0 if record.validation is None else len(record.validation[1]),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }

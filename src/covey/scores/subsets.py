@@ -1,0 +1,224 @@
+"""Anytime inference: what each subset of members costs and scores, and answers within a budget of time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from statistics import median
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covey.combine import Prediction, Regression
+from covey.ensemble import Ensemble
+from covey.errors import EvaluationError
+
+from .cost import multiply_adds, timings
+
+MANY = 12
+"""With more members than this only a greedy chain of subsets is scored, not all 2^M."""
+
+CostAxis = Literal["milliseconds", "multiply_adds"]
+"""What subsets are compared by."""
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some members, what they cost and how good their answer is.
+
+    Args:
+        members: which, in the order of running.
+        multiply_adds: of one sample.
+        milliseconds: for a batch of the measured size, members one after another.
+        score: of the combined answer; higher is better.
+    """
+
+    members: tuple[int, ...]
+    multiply_adds: int
+    milliseconds: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Anytime:
+    """Answers within a budget of time, from the best subset of members that fits into it.
+
+    Args:
+        ensemble: whose members they are.
+        subsets: what was measured, cheapest first.
+        batch: the batch size that times are for.
+    """
+
+    ensemble: Ensemble = field(repr=False)
+    subsets: tuple[Subset, ...] = field(repr=False)
+    batch: int
+
+    def front(self, by: CostAxis = "milliseconds") -> list[Subset]:
+        """The subsets that no other beats: each costs more than the one before and scores better."""
+
+        def cheap_then_good(subset: Subset) -> tuple[float, float]:
+            return getattr(subset, by), -subset.score
+
+        front: list[Subset] = []
+        for subset in sorted(self.subsets, key=cheap_then_good):
+            if not front or subset.score > front[-1].score:
+                front.append(subset)
+        return front
+
+    def best(self, budget_ms: float, samples: int | None = None) -> Subset:
+        """The best subset for a time, by what was measured.
+
+        Args:
+            budget_ms: milliseconds for the whole answer.
+            samples: how many samples the answer is for; above the measured batch size, times grow in proportion.
+        """
+        factor = max(1.0, (samples or 1) / self.batch)
+        front = self.front()
+        affordable = [subset for subset in front if subset.milliseconds * factor <= budget_ms]
+        if affordable:
+            return affordable[-1]
+        fastest = front[0]
+        raise EvaluationError(
+            f"budget_ms is {budget_ms:g}, and the fastest member, {fastest.members[0]}, takes "
+            f"{fastest.milliseconds * factor:.3g} ms here. Raise the budget, or answer fewer samples at once."
+        )
+
+    def predict(self, x: Any, budget_ms: float) -> Prediction | Regression:
+        """The answer of the best subset for a time in milliseconds."""
+        samples = len(x) if isinstance(x, Tensor) else None
+        chosen = self.best(budget_ms, samples)
+        return self.ensemble.predict(x, members=chosen.members)
+
+    def refine(
+        self, x: Tensor, members: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, Prediction | Regression]]:
+        """The answer after each member, as (members so far, answer); stop whenever time is up.
+
+        Args:
+            x: input, (B, ...).
+            members: in which order; by default that of `order()`.
+        """
+        order = self.order() if members is None else members
+        outputs: list[Tensor] = []
+        for member in order:
+            outputs.append(_member_outputs(self.ensemble, x, member))
+            yield len(outputs), self.ensemble.answer(torch.stack(outputs))
+
+    def order(self) -> list[int]:
+        """Members in the order of refining: at each step the one that makes the best answer with those before."""
+        score_of = {}
+        for subset in self.subsets:
+            score_of[frozenset(subset.members)] = subset.score
+        order: list[int] = []
+        left = list(range(self.ensemble.members))
+        while left:
+            scores = []
+            for member in left:
+                together = frozenset([*order, member])
+                # A greedy chain was measured for few subsets only; the others come last.
+                scores.append(score_of.get(together, -math.inf))
+            best = scores.index(max(scores))
+            order.append(left.pop(best))
+        return order
+
+
+def anytime(
+    ensemble: Ensemble,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    score: str = "accuracy",
+    batch: int = 64,
+    repeats: int = 7,
+) -> Anytime:
+    """Score and time all subsets of members on held-out data, in eval mode, members one after another.
+
+    With more than 12 members, a greedy chain instead: each subset is the last with the member that helps most.
+
+    Args:
+        ensemble: any; members may differ in shape.
+        inputs: held-out inputs, (N, ...).
+        targets: their labels, (N,).
+        score: "accuracy", or "nll" for the mean log-likelihood.
+        batch: batch size to time, at most N.
+        repeats: timed runs for each member, of which the median counts.
+    """
+    _check(inputs, targets, score)
+    batch = min(batch, len(inputs))
+    outputs, adds, milliseconds = [], [], []
+    for member in range(ensemble.members):
+        parts = [_member_outputs(ensemble, part, member) for part in inputs.split(batch)]
+        outputs.append(torch.cat(parts))
+        adds.append(multiply_adds(ensemble.member(member), inputs[:1]))
+        milliseconds.append(_member_milliseconds(ensemble, inputs[:batch], member, repeats))
+
+    def measured(members: Sequence[int]) -> Subset:
+        answer = ensemble.answer(every_output[list(members)])
+        return Subset(
+            members=tuple(members),
+            multiply_adds=sum(adds[k] for k in members),
+            milliseconds=sum(milliseconds[k] for k in members),
+            score=_score(answer, targets, score),
+        )
+
+    every_output = torch.stack(outputs)
+    if ensemble.members > MANY:
+        subsets = _greedy_chain(ensemble.members, measured)
+    else:
+        subsets = _all_subsets(ensemble.members, measured)
+    subsets.sort(key=lambda subset: subset.milliseconds)
+    return Anytime(ensemble, tuple(subsets), batch)
+
+
+def _check(inputs: Tensor, targets: Tensor, score: str) -> None:
+    if score not in ("accuracy", "nll"):
+        raise EvaluationError(f"score is 'accuracy' or 'nll'; got {score!r}.")
+    if not len(inputs) or len(inputs) != len(targets):
+        raise EvaluationError(
+            f"inputs and targets are as many, at least one; got {len(inputs)} and {len(targets)}."
+        )
+
+
+def _member_outputs(ensemble: Ensemble, x: Tensor, member: int) -> Tensor:
+    with ensemble.evaluating(), torch.no_grad():
+        return ensemble(x, members=[member])[0]
+
+
+def _member_milliseconds(ensemble: Ensemble, x: Tensor, member: int, repeats: int) -> float:
+    with ensemble.evaluating(), torch.no_grad():
+        seconds = timings(partial(ensemble, x, members=[member]), repeats=repeats, warmup=2)
+    return 1e3 * median(seconds)
+
+
+def _all_subsets(members: int, measured: Callable[[Sequence[int]], Subset]) -> list[Subset]:
+    subsets = []
+    for size in range(1, members + 1):
+        for chosen in combinations(range(members), size):
+            subsets.append(measured(chosen))
+    return subsets
+
+
+def _greedy_chain(members: int, measured: Callable[[Sequence[int]], Subset]) -> list[Subset]:
+    """Subsets of 1, 2, ... members; each adds to the one before the member that helps most."""
+    chain: list[Subset] = []
+    chosen: tuple[int, ...] = ()
+    for _ in range(members):
+        candidates = [measured((*chosen, k)) for k in range(members) if k not in chosen]
+        best = max(candidates, key=lambda subset: subset.score)
+        chain.append(best)
+        chosen = best.members
+    return chain
+
+
+def _score(answer: Prediction | Regression, targets: Tensor, score: str) -> float:
+    if not isinstance(answer, Prediction):
+        raise EvaluationError("subsets are scored by class; this ensemble's task is a regression.")
+    if score == "accuracy":
+        return float((answer.label == targets).double().mean())
+    log_probs = answer.log_probs.flatten(0, -2)
+    return -float(F.nll_loss(log_probs, targets.flatten()))
