@@ -21,6 +21,7 @@ test: lint types tests
 lint: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 types: .venv/installed
 	$(BIN)/mypy

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import stranger  # noqa: F401  a method of somebody else's, under the laws like covey's own
+
 
 class ConvNet(nn.Module):
     def __init__(self) -> None:

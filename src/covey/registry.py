@@ -174,12 +174,18 @@ def split_options(text: str) -> list[str]:
 
 
 def read_value(text: str) -> Any:
-    """A value as JSON writes it, else a word; a list becomes a tuple, and () stands for an empty one."""
+    """A value as JSON writes it, else a word; a list, also one of words without quotes, becomes a tuple.
+
+    >>> read_value("0.5"), read_value("ones"), read_value("[head,norms]"), read_value("()")
+    (0.5, 'ones', ('head', 'norms'), ())
+    """
     if text == "()":
         return ()
     try:
         return _plain(json.loads(text))
     except ValueError:
+        if text.startswith("[") and text.endswith("]"):
+            return tuple(map(read_value, split_options(text[1:-1])))
         return text
 
 

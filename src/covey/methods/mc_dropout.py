@@ -75,11 +75,6 @@ class MCDropout(Method):
         return sum(tensor.numel() for tensor in bodies[0].network.parameters())
 
     @property
-    def keeps_weights(self) -> bool:
-        """The weights are kept, and so are the answers of one member taken out; a prediction is random."""
-        return True
-
-    @property
     def collapses(self) -> bool:
         """To the network itself."""
         return True
