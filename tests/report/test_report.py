@@ -5,11 +5,11 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
+from pages import Page
 
 from covey.errors import EvaluationError
 from covey.report import Run, write
@@ -19,33 +19,6 @@ from covey.report.style import COLOURS, looks
 from covey.report.table import SCORES, short, verdict, written
 from covey.scores import Cost, Record, score
 from covey.scores.statistics import Summary
-
-
-class Page(HTMLParser):
-    """Every element with its attributes, and a check that they close in order."""
-
-    VOID = frozenset(("meta", "link", "img", "br"))
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def test_page_is_well_formed_and_needs_nothing_else(page: Path) -> None:

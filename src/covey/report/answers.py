@@ -14,7 +14,7 @@ from .table import COSTS, SCORES, Column, best, times, verdict, written
 GOALS = (
     ("For accuracy", ("accuracy", "rmse", "bits_per_character")),
     ("For calibration", ("nll", "gaussian_nll")),
-    ("For detecting strange inputs", ("auroc",)),
+    ("For detecting out-of-distribution inputs", ("auroc",)),
     ("For robustness to corruption", ("mean_corruption_error",)),
 )
 
