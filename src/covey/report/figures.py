@@ -53,7 +53,16 @@ def _reliability(method: MethodRuns, look: Look, bins: np.ndarray) -> Figure:
     left, confidence, accuracy, share = bins.T
     figure, axes = blank()
     axes.plot([0, 1], [0, 1], color=SOFT, lw=1, ls="--", zorder=1)
-    axes.bar(left, share, width=1 / BINS, align="edge", color=look.colour, alpha=0.25, lw=0, zorder=1)
+    axes.bar(
+        left,
+        share,
+        width=1 / BINS,
+        align="edge",
+        color=look.colour,
+        alpha=0.25,
+        lw=0,
+        zorder=1,
+    )
     axes.plot(confidence, accuracy, color=look.colour, lw=1, alpha=0.6, zorder=2)
     # Large markers where there are many samples, because the others hardly count and scatter widely.
     size = 8 + 55 * np.sqrt(share)
@@ -86,7 +95,15 @@ def _histogram(method: str, look: Look, curve: dict[str, Any]) -> Figure:
     figure, axes = blank()
     edges = np.array(curve["edges"])
     shares = dict(curve["share"])
-    axes.stairs(shares["test"], edges, fill=True, color=SOFT, alpha=0.35, lw=0, label="test")
+    axes.stairs(
+        shares["test"],
+        edges,
+        fill=True,
+        color=SOFT,
+        alpha=0.35,
+        lw=0,
+        label="test",
+    )
     sets = [name for name in shares if name != "test"]
     for place, name in enumerate(sets):
         dash = DASHES[place % len(DASHES)]
@@ -160,7 +177,15 @@ def _write_numbers(axes: Any, masked: np.ma.MaskedArray, top: float) -> None:
             continue
         value = float(masked[row, column])
         colour = "#ffffff" if value < 0.55 * top else "#000000"
-        axes.text(column + 0.5, row + 0.5, f"{value:.2f}", ha="center", va="center", color=colour, size=7)
+        axes.text(
+            column + 0.5,
+            row + 0.5,
+            f"{value:.2f}",
+            ha="center",
+            va="center",
+            color=colour,
+            size=7,
+        )
 
 
 def planes(results: Results, looks: Looks) -> list[Figure]:
