@@ -1,11 +1,12 @@
 """The report's opening: which method to take for which purpose, at which cost, and how sure that is.
 
-A method is taken if no cheaper one is within noise of the best. Noise is judged by a paired t-test over
-seeds.
+A method is taken if no cheaper one is within noise of the best. Noise is judged by a paired t-test over seeds.
+Few seeds let large differences pass for noise, so then the answer is that nothing is decided.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,19 +27,29 @@ GOALS = (
 PRICES = (("stored", "parameters"), ("multiply_adds", "multiply-adds"), ("latency", "latency"))
 """The costs that a card names."""
 
+ENOUGH_SEEDS = 5
+"""From so many on, a difference within noise is taken for none."""
+
+MOST_SEEDS = 20
+"""A difference that needs more seeds than this to show is too small to wait for."""
+
 UNSTEADY = 0.3
 """Above this share of the median between quartiles, times say more of the machine than of the method."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One purpose: the method to take, the evidence, the cost and how sure it is."""
+    """One purpose: the method to take, the evidence, the cost and how sure it is.
+
+    Where the seeds are too few to choose, `decided` is False and `method` says "Undecided".
+    """
 
     purpose: str
     method: str
     evidence: str
     cost: str
     sure: str
+    decided: bool = True
 
 
 def answers(results: Results) -> list[Answer]:
@@ -68,6 +79,9 @@ def _answer(results: Results, purpose: str, column: Column) -> Answer:
         if verdict(results, method, top, column) == "within noise":
             close.append(method)
     taken = _cheapest(results, top, close, column)
+    needed = _seeds_needed(results, top, taken, column)
+    if needed is not None:
+        return _undecided(results, purpose, top, taken, column, needed)
     evidence = [_evidence(results, taken, column)]
     if taken is not top:
         mean = _value(top, column)
@@ -94,6 +108,49 @@ def _cheapest(results: Results, top: MethodRuns, close: Sequence[MethodRuns], co
         if as_good and _price(method) < _price(taken):
             taken = method
     return taken
+
+
+def _seeds_needed(results: Results, top: MethodRuns, taken: MethodRuns, column: Column) -> int | None:
+    """How many seeds would tell the best from the cheaper one that was taken, None where waiting is not worth it.
+
+    That is the first number at which the same difference, with the same deviation, has p < 0.05.
+    """
+    if taken is top:
+        return None
+    comparison = results.against(top, taken, column.key)
+    if comparison is None or comparison.low is None or comparison.high is None:
+        return None
+    if comparison.seeds >= ENOUGH_SEEDS or not comparison.difference:
+        return None
+    from scipy.stats import t
+
+    reach = (comparison.high - comparison.low) / 2
+    deviation = reach * math.sqrt(comparison.seeds) / t.ppf(0.975, comparison.seeds - 1)
+    for seeds in range(comparison.seeds + 1, MOST_SEEDS + 1):
+        smallest = t.ppf(0.975, seeds - 1) * deviation / math.sqrt(seeds)
+        if smallest < abs(comparison.difference):
+            return seeds
+    return None
+
+
+def _undecided(
+    results: Results, purpose: str, top: MethodRuns, cheap: MethodRuns, column: Column, needed: int
+) -> Answer:
+    """The best mean is far ahead of a cheaper method, but with so few seeds that may be chance."""
+    comparison = results.against(top, cheap, column.key)
+    assert comparison is not None
+    evidence = (
+        f"{column.title} {_value(top, column)} for {top.name}, {_value(cheap, column)} for {cheap.name}"
+    )
+    return Answer(
+        purpose,
+        "Undecided",
+        evidence,
+        f"{top.name}: {_cost(results, top)}",
+        f"{top.name} minus {cheap.name}: {_difference(comparison, column)}, as far as {comparison.seeds} seeds can "
+        f"tell. If difference and deviation stay as they are, {needed} seeds would decide.",
+        decided=False,
+    )
 
 
 def _price(method: MethodRuns) -> tuple[float, float]:
@@ -176,11 +233,10 @@ def _fastest(results: Results) -> Answer:
     quick = min(ensembles or timed, key=lambda method: _known(method, "latency").mean)
     batch = _costs(quick)[0].batch
     latency = next(column for column in COSTS if column.key == "latency")
-    group = "ensembles" if ensembles else "methods"
-    evidence = f"{_value(quick, latency)} for a batch of {batch}, the fastest of the {group}"
-    deep = results.deep_ratio(quick, "latency")
-    if deep is not None:
-        evidence += f", {times(deep)} the time of {quick.members} single networks"
+    evidence = f"{_value(quick, latency)} for a batch of {batch}"
+    if not results.alone:
+        group = "ensembles" if ensembles else "methods"
+        evidence += f", the fastest of the {group}"
     return Answer("For speed", quick.name, evidence, _cost(results, quick), _steadiness(quick, timed))
 
 
@@ -204,6 +260,9 @@ def _costs(method: MethodRuns) -> list[Cost]:
 
 
 def _cost(results: Results, method: MethodRuns) -> str:
+    """What a method costs against the baseline; the one method of a report, on its own."""
+    if results.alone:
+        return _own_cost(method)
     if method.name == results.baseline.name:
         return "The baseline itself: nothing more to pay."
     parts = []
@@ -214,3 +273,15 @@ def _cost(results: Results, method: MethodRuns) -> str:
     if not parts:
         return "Cost was not measured."
     return f"{', '.join(parts)} of {results.baseline.name}."
+
+
+def _own_cost(method: MethodRuns) -> str:
+    parts = []
+    for key, word in PRICES:
+        column = next(column for column in COSTS if column.key == key)
+        if method.summary(key) is not None:
+            parts.append(f"{word} {_value(method, column)}")
+    if not parts:
+        return "Cost was not measured."
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."

@@ -71,10 +71,12 @@ def _score_grid(results: Results, marks: str) -> Grid:
     for method in results.methods:
         cells = [_score_cell(results, method, column) for column in columns]
         rows.append(Row(method.name, cells))
-    caption = (
-        f"Mean ± standard deviation over seeds; best mean in bold. {marks.capitalize()}: compared with "
-        f"{results.baseline.name} by a paired t-test over seeds at 5 %, not corrected for their number."
-    )
+    caption = "Mean ± standard deviation over seeds"
+    if not results.alone:
+        caption += (
+            f"; best mean in bold. {marks.capitalize()}: compared with {results.baseline.name} by a paired t-test over "
+            "seeds at 5 %, not corrected for their number."
+        )
     return Grid("All scores", "Scores", caption, columns, rows)
 
 
@@ -85,7 +87,7 @@ def _score_cell(results: Results, method: MethodRuns, column: Column) -> Cell:
     found = verdict(results, method, results.baseline, column)
     mark = found if found in MARKS else ""
     top = best(results, column)
-    is_best = top is not None and top.name == method.name
+    is_best = not results.alone and top is not None and top.name == method.name
     return Cell(written(column, value), value.mean, mark, MARKS.get(mark, ""), is_best)
 
 
@@ -98,6 +100,8 @@ def _cost_grid(results: Results, marks: str) -> Grid:
         rows.append(Row(method.name, [members, *costs]))
     base = results.baseline.name
     caption = f"Cost, and {marks} its ratio to {base} and (deep) to a deep ensemble of as many members."
+    if results.alone:
+        caption = "Cost"
     return Grid("Cost", "Cost", caption, [MEMBERS, *columns], rows)
 
 

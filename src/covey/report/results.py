@@ -96,6 +96,11 @@ class Results:
         return str(self.methods[0].runs[0].evaluation.about["task"])
 
     @property
+    def alone(self) -> bool:
+        """Whether there is one method, with nothing to compare it with."""
+        return len(self.methods) == 1
+
+    @property
     def seeds(self) -> int:
         """Runs of the method that has fewest."""
         return min(len(method.runs) for method in self.methods)
@@ -114,6 +119,8 @@ class Results:
 
     def ratio(self, method: MethodRuns, key: str) -> float | None:
         """A cost over the baseline's."""
+        if self.alone:
+            return None
         own = method.summary(key)
         base = self.baseline.summary(key)
         if own is None or base is None or not base.mean:

@@ -143,6 +143,8 @@ def lead(results: Results) -> str:
     text = f"{methods}, {_counted(len(seeds), 'seed')}, {samples} test samples"
     if about["ood"]:
         text += "; out-of-distribution inputs from " + ", ".join(about["ood"])
+    if results.alone:
+        return f"{text}."
     return f"{text}. Compared with {results.baseline.name}."
 
 
