@@ -161,12 +161,19 @@ def test_what_is_no_small_png_is_no_picture(stored: object) -> None:
 
 def test_pictures_that_are_left_out_are_told(make_runs: Callable, tmp_path: Path) -> None:
     run = make_runs((0, 1, 2))[0]
-    first, second, *rest = run.evaluation.examples
-    examples = (first | {"picture": '"><script>alert(1)</script>'}, second | {"confidence": "very"}, *rest)
+    first, second, third, fourth, _, *rest = run.evaluation.examples
+    examples = (
+        first | {"picture": '"><script>alert(1)</script>'},
+        second | {"confidence": "very"},
+        third | {"index": float("inf")},
+        fourth | {"kind": ["most certain"]},
+        "no example at all",
+        *rest,
+    )
     page = write([replace(run, evaluation=replace(run.evaluation, examples=examples))], tmp_path, pdf=False)
-    assert len(Page(page.read_text()).of("img")) == len(run.evaluation.examples) - 2
+    assert len(Page(page.read_text()).of("img")) == len(run.evaluation.examples) - 5
     for file in (page, tmp_path / "report.md"):
-        assert "Single: 2 stored example(s) left out" in file.read_text()
+        assert "Single: 5 stored example(s) left out" in file.read_text()
 
 
 def test_drawings_keep_what_matplotlib_draws_and_nothing_else() -> None:

@@ -115,10 +115,11 @@ def pictures(results: Results) -> tuple[list[Pictures], list[str]]:
         unreadable = 0
         for stored in evaluation.examples:
             example = _example(stored, evaluation.about["classes"])
-            if example is None or stored.get("kind") not in by_kind:
+            kind = str(stored.get("kind")) if isinstance(stored, Mapping) else ""
+            if example is None or kind not in by_kind:
                 unreadable += 1
             else:
-                by_kind[stored["kind"]].append(example)
+                by_kind[kind].append(example)
         for kind, examples in by_kind.items():
             if examples:
                 groups.append(Pictures(f"{method.name}: {kind}", examples))
@@ -130,8 +131,10 @@ def pictures(results: Results) -> tuple[list[Pictures], list[str]]:
     return groups, notes
 
 
-def _example(stored: Mapping[str, Any], classes: Sequence[Any]) -> Example | None:
+def _example(stored: Any, classes: Sequence[Any]) -> Example | None:
     """A stored example, None if it is not as covey writes it."""
+    if not isinstance(stored, Mapping):
+        return None
     picture = checked_picture(stored.get("picture"))
     if picture is None:
         return None
@@ -145,7 +148,7 @@ def _example(stored: Mapping[str, Any], classes: Sequence[Any]) -> Example | Non
             confidence=float(stored["confidence"]),
             picture=picture,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
