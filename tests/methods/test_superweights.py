@@ -334,7 +334,7 @@ def test_bad_input_says_what_to_do() -> None:
         ({"clusters": "colour"}, "'depth', 'shape'"),
         ({"share": "all"}, "'none', 'layers', 'clusters'"),
         ({"bins": 0}, "bins is a whole number of at least 1"),
-        ({"refine_at": 0}, "refine_at is at least 1"),
+        ({"refine_at": 0}, "refine_at is a whole number of at least 1"),
         ({"budget": None}, "got None"),
     ):
         with pytest.raises(covey.CoveyError, match=words):

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+import hostile
 import pytest
 import torch
 
+from covey.errors import EvaluationError
 from covey.report import Run, write
 from covey.scores import Cost, Evaluation, Record, score
 
@@ -80,3 +82,23 @@ def page(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(
         make_runs((0, 1, 2)), tmp_path_factory.mktemp("report"), title="A <report> & more", pdf=False
     )
+
+
+@pytest.fixture(scope="session")
+def hostile_pages(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Reports of stored runs with a hostile text, by where that text is; "everywhere" has all of them."""
+    folder = tmp_path_factory.mktemp("hostile")
+    run = make_runs((0, 1, 2))[3]
+    pages = {}
+    for place, (where, files) in enumerate(hostile.one_at_a_time(run).items()):
+        try:
+            read = hostile.restored(files)
+        except EvaluationError:
+            assert where == "evaluation/calibration/*/calibration", "only this one is refused"
+            continue
+        pages[where] = write([read], folder / str(place), title="A report", pdf=False)
+    files = hostile.all_at_once(run)
+    other = files | {"method": "another"}
+    both = [hostile.restored(files, 0), hostile.restored(other, 0)]
+    pages["everywhere"] = write(both, folder / "all", title=hostile.HOSTILE, pdf=False)
+    return pages

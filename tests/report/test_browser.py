@@ -71,6 +71,42 @@ def test_sorting_by_mouse_and_keyboard(browser: Any, page: Path) -> None:
     assert "Sorted by Method" in browser.find_element("id", "status").get_attribute("textContent")
 
 
+def test_no_text_becomes_a_script(browser: Any, hostile_pages: dict[str, Path]) -> None:
+    for where, file in hostile_pages.items():
+        browser.get("about:blank")
+        show(browser, file)
+        assert browser.get_log("browser") == [], where
+        assert browser.title != "owned", where
+        button = browser.find_elements("css selector", "table.sortable thead button")[1]
+        button.click()
+        status = browser.find_element("id", "status").get_attribute("textContent")
+        assert status.startswith("Sorted by Accuracy"), where
+        assert browser.title != "owned", where
+        links = browser.execute_script("return [...document.links].map(a => a.getAttribute('href'))")
+        assert all(link.startswith("#") for link in links), where
+        broken = "return [...document.images].filter(i => i.complete && !i.naturalWidth).length"
+        assert browser.execute_script(broken) == 0, where
+
+
+def test_the_policy_stops_what_an_escape_would_miss(browser: Any, page: Path, tmp_path: Path) -> None:
+    intruders = (
+        '<script>document.title = "owned"</script>'
+        "<img src=x onerror=\"document.title = 'owned'\">"
+        '<img src="https://example.org/x.png"><a id="bad" href="javascript:document.title=\'owned\'">x</a>'
+        "<p id='red' style='color: rgb(255, 0, 0)'>text</p><style>h1 { display: none }</style>"
+    )
+    file = tmp_path / "report.html"
+    file.write_text(page.read_text().replace("</main>", f"{intruders}</main>"))
+    show(browser, file)
+    browser.execute_script("document.getElementById('bad').click()")
+    assert browser.title == "A <report> & more"
+    assert browser.find_element("id", "red").value_of_css_property("color") != "rgba(255, 0, 0, 1)"
+    assert browser.find_element("css selector", "h1").is_displayed()
+    told = [entry["message"] for entry in browser.get_log("browser")]
+    for rule in ("script-src", "style-src", "img-src"):
+        assert any("Content Security Policy" in message and rule in message for message in told), rule
+
+
 def luminance(colour: str) -> float:
     red, green, blue = (int(v) / 255 for v in colour[colour.index("(") + 1 : -1].split(",")[:3])
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
@@ -109,6 +145,40 @@ def test_no_horizontal_scroll(browser: Any, page: Path, width: int) -> None:
     show(browser, page, width=width)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     assert browser.execute_script("return document.querySelector('figure svg').clientWidth") > 250
+
+
+def visible_columns(browser: Any) -> int:
+    """Score columns of the first table that are in sight as a whole."""
+    script = """
+        const wide = document.querySelector('.wide'), edge = wide.getBoundingClientRect();
+        const [name, ...cells] = wide.querySelector('tbody tr').cells;
+        return cells.filter(c => c.getBoundingClientRect().left >= name.getBoundingClientRect().right - 1
+            && c.getBoundingClientRect().right <= edge.right + 1).length
+    """
+    return browser.execute_script(script)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_columns_out_of_sight_have_a_cue(browser: Any, page: Path, scheme: str) -> None:
+    show(browser, page, width=900, scheme=scheme)
+    table = browser.find_element("css selector", ".table")
+    cue = table.find_element("css selector", ".cue")
+    assert cue.is_displayed()
+    shadow = "return getComputedStyle(document.querySelector('.frame'), '::after').opacity"
+    assert browser.execute_script(shadow) == "1"
+    browser.execute_script("document.querySelector('.wide').scrollLeft = 9999")
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert browser.execute_script(shadow) == "0", "nothing more to the right"
+    show(browser, page, width=3000, scheme=scheme)
+    short = browser.find_elements("css selector", ".table")[1]
+    assert not short.find_element("css selector", ".cue").is_displayed(), "the table of costs fits"
+
+
+def test_a_phone_shows_several_scores(browser: Any, page: Path) -> None:
+    show(browser, page, width=390)
+    assert visible_columns(browser) >= 2
+    show(browser, page, width=1280)
+    assert visible_columns(browser) >= 7
 
 
 def test_keyboard_reaches_the_content(browser: Any, page: Path) -> None:

@@ -5,11 +5,11 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
+from pages import Page
 
 from covey.errors import EvaluationError
 from covey.report import Run, write
@@ -19,33 +19,6 @@ from covey.report.style import COLOURS, looks
 from covey.report.table import SCORES, short, verdict, written
 from covey.scores import Cost, Record, score
 from covey.scores.statistics import Summary
-
-
-class Page(HTMLParser):
-    """Every element with its attributes, and a check that they close in order."""
-
-    VOID = frozenset(("meta", "link", "img", "br"))
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def test_page_is_well_formed_and_needs_nothing_else(page: Path) -> None:
@@ -193,6 +166,26 @@ def test_the_cheaper_of_two_good_ones_is_taken() -> None:
     assert "dear has the best mean" in evidence
 
 
+def test_two_seeds_cannot_tell_a_large_difference_from_noise() -> None:
+    # differences of 7.4 and 3.8 %: a deviation of 2.55, so t is 3.11 with 2 seeds (12.7 needed), 3.81 with 3 (4.30)
+    # and 4.40 with 4 (3.18)
+    runs = made_up({"one": [0.90, 0.93], "many": [0.974, 0.968]}, {"one": 1, "many": 4})
+    answer = answers(gather(runs))[0]
+    assert not answer.decided
+    assert answer.method == "Undecided"
+    assert "97.10 ± 0.42 % for many, 91.50 ± 2.12 % for one" in answer.evidence
+    assert "within noise, as far as 2 seeds can tell" in answer.sure
+    assert "4 seeds would decide" in answer.sure
+
+
+def test_enough_seeds_decide_for_the_cheaper_one() -> None:
+    one = [0.90, 0.93, 0.90, 0.93, 0.90]
+    many = [0.93, 0.91, 0.92, 0.94, 0.91]
+    answer = answers(gather(made_up({"one": one, "many": many}, {"one": 1, "many": 4})))[0]
+    assert answer.decided
+    assert answer.method == "one"
+
+
 def test_one_seed_is_a_hint() -> None:
     method, _, sure = first_answer({"one": [0.9], "many": [0.95]}, {"one": 1, "many": 4})
     assert method == "many"
@@ -235,6 +228,9 @@ def test_a_report_of_regression(tmp_path: Path) -> None:
 def test_a_report_of_one_run(make_runs: Callable, tmp_path: Path) -> None:
     text = write(make_runs((0, 1, 2))[:1], tmp_path, pdf=False).read_text()
     assert "Only one method was run" in text
+    for words in ("The baseline itself", "Compared with", "fastest of", "1.00\u00d7", 'class="best"'):
+        assert words not in text
+    assert "Parameters 1.00 k, multiply-adds 5.00 k, latency 2 ms" in text
 
 
 def test_bad_runs(make_runs: Callable, tmp_path: Path) -> None:

@@ -317,7 +317,7 @@ def test_killed_at_random_moments_ends_bit_identical(tmp_path):
     for _ in range(40):
         process = context.Process(target=_train, args=(tmp_path / "killed", True))
         process.start()
-        process.join(draw.uniform(0.05, 0.5) if kills < 6 else None)
+        process.join(draw.uniform(0.02, 0.2) if kills < 6 else None)
         if process.exitcode is not None:
             assert process.exitcode == 0
             break

@@ -31,21 +31,28 @@ def write(
     from .markdown import markdown
     from .page import html
     from .results import gather
+    from .sections import sections
     from .style import looks
-    from .text import sections
 
     results = gather(runs, baseline)
-    look = looks([method.name for method in results.methods], results.baseline.name)
-    found, parts = answers(results), sections(results, look)
+    names = [method.name for method in results.methods]
+    look = looks(names, results.baseline.name)
+    found = answers(results)
+    parts = sections(results, look)
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for part in parts:
         for figure in part.figures:
             file = folder / "figures" / figure.name
-            file.with_suffix(".svg").write_text(figure.file, encoding="utf-8")
+            _write(file.with_suffix(".svg"), figure.file)
             if pdf:
                 file.with_suffix(".pdf").write_bytes(figure.pdf())
     page = folder / "report.html"
-    page.write_text(html(title, results, look, found, parts), encoding="utf-8")
-    (folder / "report.md").write_text(markdown(title, results, found, parts), encoding="utf-8")
+    _write(page, html(title, results, look, found, parts))
+    _write(folder / "report.md", markdown(title, results, found, parts))
     return page
+
+
+def _write(file: Path, text: str) -> None:
+    """Write with the same line ends everywhere; half characters, which JSON may hold, become question marks."""
+    file.write_text(text, encoding="utf-8", errors="replace", newline="\n")

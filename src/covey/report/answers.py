@@ -1,12 +1,17 @@
 """The report's opening: which method to take for which purpose, at which cost, and how sure that is.
 
-A method is taken if no cheaper one is within noise of the best. Noise is judged by a paired t-test over
-seeds.
+A method is taken if no cheaper one is within noise of the best. Noise is judged by a paired t-test over seeds.
+Few seeds let large differences pass for noise, so then the answer is that nothing is decided.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from covey.scores.cost import Cost
+from covey.scores.statistics import Comparison, Summary
 
 from .results import MethodRuns, Results
 from .table import COSTS, SCORES, Column, best, times, verdict, written
@@ -14,10 +19,19 @@ from .table import COSTS, SCORES, Column, best, times, verdict, written
 GOALS = (
     ("For accuracy", ("accuracy", "rmse", "bits_per_character")),
     ("For calibration", ("nll", "gaussian_nll")),
-    ("For detecting strange inputs", ("auroc",)),
+    ("For detecting out-of-distribution inputs", ("auroc",)),
     ("For robustness to corruption", ("mean_corruption_error",)),
 )
+"""Purposes, each with the scores that speak for it; the first that the runs have is used."""
 
+PRICES = (("stored", "parameters"), ("multiply_adds", "multiply-adds"), ("latency", "latency"))
+"""The costs that a card names."""
+
+ENOUGH_SEEDS = 5
+"""From so many on, a difference within noise is taken for none."""
+
+MOST_SEEDS = 20
+"""A difference that needs more seeds than this to show is too small to wait for."""
 
 UNSTEADY = 0.3
 """Above this share of the median between quartiles, times say more of the machine than of the method."""
@@ -25,133 +39,249 @@ UNSTEADY = 0.3
 
 @dataclass(frozen=True)
 class Answer:
-    """One purpose: the method to take, the evidence, the cost and how sure it is."""
+    """One purpose: the method to take, the evidence, the cost and how sure it is.
+
+    Where the seeds are too few to choose, `decided` is False and `method` says "Undecided".
+    """
 
     purpose: str
     method: str
     evidence: str
     cost: str
     sure: str
+    decided: bool = True
 
 
 def answers(results: Results) -> list[Answer]:
     """An answer for each purpose that the runs have scores for."""
-    columns = {column.key: column for column in SCORES}
     found = []
     for purpose, keys in GOALS:
-        key = next((k for k in keys if results.has(k)), None)
-        if key is not None:
-            found.append(_answer(results, purpose, columns[key]))
+        column = _column(results, keys)
+        if column is not None:
+            found.append(_answer(results, purpose, column))
     if results.has("latency"):
         found.append(_fastest(results))
     return found
 
 
+def _column(results: Results, keys: Sequence[str]) -> Column | None:
+    for column in SCORES:
+        if column.key in keys and results.has(column.key):
+            return column
+    return None
+
+
 def _answer(results: Results, purpose: str, column: Column) -> Answer:
     top = best(results, column)
     assert top is not None
-    close = [m for m in results.methods if verdict(results, m, top, column) == "within noise"]
-    # A cheaper method must also do as well against the baseline as the best one does.
-    gain = verdict(results, top, results.baseline, column)
-    cheaper = [m for m in close if _price(m) < _price(top)]
-    cheaper = [
-        m for m in cheaper if gain != "better" or verdict(results, m, results.baseline, column) == gain
-    ]
-    taken = min(cheaper, key=_price) if cheaper else top
-    evidence = _evidence(results, taken, column)
+    close = []
+    for method in results.methods:
+        if verdict(results, method, top, column) == "within noise":
+            close.append(method)
+    taken = _cheapest(results, top, close, column)
+    needed = _seeds_needed(results, top, taken, column)
+    if needed is not None:
+        return _undecided(results, purpose, top, taken, column, needed)
+    evidence = [_evidence(results, taken, column)]
     if taken is not top:
-        own = top.summary(column.key)
-        assert own is not None
-        evidence += f". {top.name} has the best mean ({_with_unit(column, own)}), but within noise of this"
-    rivals = [m.name for m in close if m is not taken and m is not top]
+        mean = _value(top, column)
+        evidence.append(f"{top.name} has the best mean ({mean}), but within noise of this")
+    rivals = [method.name for method in close if method is not taken]
     if rivals:
-        evidence += f". Also within noise of the best: {', '.join(rivals)}"
-    return Answer(purpose, taken.name, evidence, _cost(results, taken), _sure(results, taken, top, column))
-
-
-def _evidence(results: Results, method: MethodRuns, column: Column) -> str:
-    own, base = method.summary(column.key), results.baseline.summary(column.key)
-    assert own is not None
-    text = f"{column.title} {_with_unit(column, own)}"
-    if base is None or method.name == results.baseline.name:
-        return text
-    return f"{text}, against {_with_unit(column, base)} for {results.baseline.name}"
-
-
-def _with_unit(column: Column, value: object) -> str:
-    text = written(column, value)  # type: ignore[arg-type]
-    return f"{text} {column.unit}".strip()
-
-
-def _sure(results: Results, taken: MethodRuns, top: MethodRuns, column: Column) -> str:
-    base = results.baseline
-    if taken.name == base.name and taken is not top:
-        other, against = top, taken
-    else:
-        other, against = taken, base
-    if other.name == against.name:
-        rivals = [m for m in results.methods if m.name != taken.name]
-        if not rivals:
-            return "Only one method was run, so there is nothing to compare it with."
-        seeds = results.seeds
-        return "One seed: not tested." if seeds < 2 else f"Best mean of {len(results.methods)} methods."
-    comparison = results.against(other, against, column.key)
-    if comparison is None:
-        return "No seed in common, so the difference was not tested."
-    if comparison.p is None:
-        return "One seed: the difference was not tested, so take it as a hint."
-    low, high = (v * column.scale for v in (comparison.low or 0.0, comparison.high or 0.0))
-    digits = column.digits
-    unit = f" {column.unit}" if column.unit else ""
-    words = {"within noise": "within noise", "higher": "more than noise", "lower": "more than noise"}
-    return (
-        f"{other.name} minus {against.name}: {comparison.difference * column.scale:+.{digits}f}{unit} "
-        f"(95 % interval {low:+.{digits}f} to {high:+.{digits}f}, {_p(comparison.p)}, "
-        f"{comparison.seeds} seeds): {words[comparison.verdict]}."
+        evidence.append(f"Also within noise of the best: {', '.join(rivals)}")
+    return Answer(
+        purpose,
+        taken.name,
+        ". ".join(evidence),
+        _cost(results, taken),
+        _sure(results, taken, top, column),
     )
 
 
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+def _cheapest(results: Results, top: MethodRuns, close: Sequence[MethodRuns], column: Column) -> MethodRuns:
+    """The cheapest of the best method and those within noise of it that do as well against the baseline."""
+    gain = verdict(results, top, results.baseline, column)
+    taken = top
+    for method in close:
+        own_gain = verdict(results, method, results.baseline, column)
+        as_good = gain != "better" or own_gain == "better"
+        if as_good and _price(method) < _price(taken):
+            taken = method
+    return taken
 
 
-def _fastest(results: Results) -> Answer:
-    latency = next(column for column in COSTS if column.key == "latency")
-    timed = [m for m in results.methods if m.values("latency")]
-    ensembles = [m for m in timed if m.members > 1] or timed
-    quick = min(ensembles, key=lambda m: m.summary("latency").mean)  # type: ignore[union-attr]
-    own = quick.summary("latency")
-    assert own is not None
-    costs = [run.cost for method in timed for run in method.runs if run.cost is not None]
-    first = next(run.cost for run in quick.runs if run.cost is not None)
-    evidence = f"{written(latency, own)} ms for a batch of {first.batch}, the fastest "
-    evidence += "of the ensembles" if quick.members > 1 else "of the methods"
-    deep = results.deep_ratio(quick, "latency")
-    if deep is not None:
-        evidence += f", {times(deep)} the time of {quick.members} single networks"
-    threads = f"{first.threads} thread{'s' if first.threads != 1 else ''}"
-    sure = (
-        f"Median {'CPU ' if first.clock == 'cpu' else ''}time of repeated calls on this machine, {threads}."
+def _seeds_needed(results: Results, top: MethodRuns, taken: MethodRuns, column: Column) -> int | None:
+    """How many seeds would tell the best from the cheaper one that was taken, None where waiting is not worth it.
+
+    That is the first number at which the same difference, with the same deviation, has p < 0.05.
+    """
+    if taken is top:
+        return None
+    comparison = results.against(top, taken, column.key)
+    if comparison is None or comparison.low is None or comparison.high is None:
+        return None
+    if comparison.seeds >= ENOUGH_SEEDS or not comparison.difference:
+        return None
+    from scipy.stats import t
+
+    reach = (comparison.high - comparison.low) / 2
+    deviation = reach * math.sqrt(comparison.seeds) / t.ppf(0.975, comparison.seeds - 1)
+    for seeds in range(comparison.seeds + 1, MOST_SEEDS + 1):
+        smallest = t.ppf(0.975, seeds - 1) * deviation / math.sqrt(seeds)
+        if smallest < abs(comparison.difference):
+            return seeds
+    return None
+
+
+def _undecided(
+    results: Results, purpose: str, top: MethodRuns, cheap: MethodRuns, column: Column, needed: int
+) -> Answer:
+    """The best mean is far ahead of a cheaper method, but with so few seeds that may be chance."""
+    comparison = results.against(top, cheap, column.key)
+    assert comparison is not None
+    evidence = (
+        f"{column.title} {_value(top, column)} for {top.name}, {_value(cheap, column)} for {cheap.name}"
     )
-    unsteady = max(cost.spread / cost.latency for cost in costs)
-    if unsteady > UNSTEADY:
-        sure += f" Calls varied by up to {100 * unsteady:.0f} %: the machine was busy, so measure again."
-    return Answer("For speed", quick.name, evidence, _cost(results, quick), sure)
-
-
-def _cost(results: Results, method: MethodRuns) -> str:
-    if method.name == results.baseline.name:
-        return "The baseline itself: nothing more to pay."
-    parts = []
-    for key, word in (("stored", "parameters"), ("multiply_adds", "multiply-adds"), ("latency", "latency")):
-        ratio = results.ratio(method, key)
-        if ratio is not None:
-            parts.append(f"{times(ratio)} the {word}")
-    return f"{', '.join(parts)} of {results.baseline.name}." if parts else "Cost was not measured."
+    return Answer(
+        purpose,
+        "Undecided",
+        evidence,
+        f"{top.name}: {_cost(results, top)}",
+        f"{top.name} minus {cheap.name}: {_difference(comparison, column)}, as far as {comparison.seeds} seeds can "
+        f"tell. If difference and deviation stay as they are, {needed} seeds would decide.",
+        decided=False,
+    )
 
 
 def _price(method: MethodRuns) -> tuple[float, float]:
     """Methods ordered by multiply-adds to two digits, then by parameters; members stand in for both."""
-    adds, stored = method.summary("multiply_adds"), method.summary("stored")
-    work = float(f"{adds.mean:.1e}") if adds else float(method.members)
-    return work, stored.mean if stored else float(method.members)
+    adds = method.summary("multiply_adds")
+    stored = method.summary("stored")
+    work = float(method.members)
+    if adds is not None:
+        work = float(f"{adds.mean:.1e}")
+    size = float(method.members)
+    if stored is not None:
+        size = stored.mean
+    return work, size
+
+
+def _evidence(results: Results, method: MethodRuns, column: Column) -> str:
+    base = results.baseline
+    text = f"{column.title} {_value(method, column)}"
+    if base.summary(column.key) is None or method.name == base.name:
+        return text
+    return f"{text}, against {_value(base, column)} for {base.name}"
+
+
+def _value(method: MethodRuns, column: Column) -> str:
+    """A method's mean with its unit."""
+    return f"{written(column, _known(method, column.key))} {column.unit}".strip()
+
+
+def _known(method: MethodRuns, key: str) -> Summary:
+    found = method.summary(key)
+    assert found is not None
+    return found
+
+
+def _sure(results: Results, taken: MethodRuns, top: MethodRuns, column: Column) -> str:
+    """How the method taken compares with the baseline, or the baseline with the best that it was preferred to."""
+    base = results.baseline
+    first = taken
+    if taken.name == base.name and taken is not top:
+        first = top
+    if first.name == base.name:
+        return _unrivalled(results)
+    comparison = results.against(first, base, column.key)
+    if comparison is None:
+        return "No seed in common, so the difference was not tested."
+    if comparison.p is None:
+        return "One seed: the difference was not tested, so take it as a hint."
+    return f"{first.name} minus {base.name}: {_difference(comparison, column)}."
+
+
+def _unrivalled(results: Results) -> str:
+    """The baseline is the best, so there is no other to compare it with."""
+    count = len(results.methods)
+    if count == 1:
+        return "Only one method was run, so there is nothing to compare it with."
+    if results.seeds < 2:
+        return "One seed: not tested."
+    return f"Best mean of {count} methods."
+
+
+def _difference(comparison: Comparison, column: Column) -> str:
+    """A tested difference with its interval, in the column's unit."""
+    assert comparison.p is not None
+    mean = _signed(comparison.difference, column)
+    low = _signed(comparison.low or 0.0, column)
+    high = _signed(comparison.high or 0.0, column)
+    unit = f" {column.unit}" if column.unit else ""
+    p = "p < 0.001" if comparison.p < 0.001 else f"p = {comparison.p:.3f}"
+    told = "within noise" if comparison.verdict == "within noise" else "more than noise"
+    return f"{mean}{unit} (95 % interval {low} to {high}, {p}, {comparison.seeds} seeds): {told}"
+
+
+def _signed(value: float, column: Column) -> str:
+    return f"{value * column.scale:+.{column.digits}f}"
+
+
+def _fastest(results: Results) -> Answer:
+    timed = [method for method in results.methods if method.values("latency")]
+    ensembles = [method for method in timed if method.members > 1]
+    quick = min(ensembles or timed, key=lambda method: _known(method, "latency").mean)
+    batch = _costs(quick)[0].batch
+    latency = next(column for column in COSTS if column.key == "latency")
+    evidence = f"{_value(quick, latency)} for a batch of {batch}"
+    if not results.alone:
+        group = "ensembles" if ensembles else "methods"
+        evidence += f", the fastest of the {group}"
+    return Answer("For speed", quick.name, evidence, _cost(results, quick), _steadiness(quick, timed))
+
+
+def _steadiness(quick: MethodRuns, timed: Sequence[MethodRuns]) -> str:
+    """How times were taken, and whether the machine let them be taken."""
+    first = _costs(quick)[0]
+    clock = "CPU time" if first.clock == "cpu" else "time"
+    threads = "1 thread" if first.threads == 1 else f"{first.threads} threads"
+    text = f"Median {clock} of repeated calls on this machine, {threads}."
+    unsteady = 0.0
+    for method in timed:
+        for cost in _costs(method):
+            unsteady = max(unsteady, cost.spread / cost.latency)
+    if unsteady > UNSTEADY:
+        text += f" Calls varied by up to {100 * unsteady:.0f} %: the machine was busy, so measure again."
+    return text
+
+
+def _costs(method: MethodRuns) -> list[Cost]:
+    return [run.cost for run in method.runs if run.cost is not None]
+
+
+def _cost(results: Results, method: MethodRuns) -> str:
+    """What a method costs against the baseline; the one method of a report, on its own."""
+    if results.alone:
+        return _own_cost(method)
+    if method.name == results.baseline.name:
+        return "The baseline itself: nothing more to pay."
+    parts = []
+    for key, word in PRICES:
+        ratio = results.ratio(method, key)
+        if ratio is not None:
+            parts.append(f"{times(ratio)} the {word}")
+    if not parts:
+        return "Cost was not measured."
+    return f"{', '.join(parts)} of {results.baseline.name}."
+
+
+def _own_cost(method: MethodRuns) -> str:
+    parts = []
+    for key, word in PRICES:
+        column = next(column for column in COSTS if column.key == key)
+        if method.summary(key) is not None:
+            parts.append(f"{word} {_value(method, column)}")
+    if not parts:
+        return "Cost was not measured."
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."

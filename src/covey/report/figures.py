@@ -1,4 +1,4 @@
-"""The report's figures, one column of a paper wide each, from results.
+"""The report's figures of one method each, a paper's column wide: calibration, entropy, disagreement and planes.
 
 Every function returns finished figures, none where the runs lack what it shows.
 """
@@ -10,98 +10,59 @@ from typing import Any
 import numpy as np
 
 from .results import MethodRuns, Results
-from .style import INK, PAPER, SIZE, SOFT, Figure, Look, Looks, blank, finish, slug, styled
-from .table import COSTS, SCORES, Column
+from .style import INK, PAPER, SIZE, SOFT, Figure, Look, Looks, blank, finish, label, slug, styled
 
+BINS = 15
+"""Of confidence, as many as the calibration error uses."""
 
-def fronts(results: Results, looks: Looks) -> list[Figure]:
-    """Scores against costs, with the front of methods that no other beats in both."""
-    scores = {c.key: c for c in SCORES}
-    costs = {c.key: c for c in COSTS}
-    first = next((k for k in ("accuracy", "rmse", "bits_per_character") if results.has(k)), None)
-    second = next((k for k in ("nll", "gaussian_nll") if results.has(k)), None)
-    pairs = [(first, "multiply_adds"), (second, "stored"), (first, "latency")]
-    return [
-        _front(results, looks, scores[score], costs[cost])
-        for score, cost in pairs
-        if score is not None and results.has(score) and results.has(cost)
-    ]
+DASHES = ("-", "--", ":", "-.")
+MOST_WRITTEN = 8
+"""Members up to which a matrix has room for its numbers."""
 
-
-def _front(results: Results, looks: Looks, score: Column, cost: Column) -> Figure:
-    figure, axes = blank()
-    points = []
-    for method in results.methods:
-        value, price = method.summary(score.key), results.ratio(method, cost.key)
-        if value is None or price is None:
-            continue
-        y, look = value.mean * score.scale, looks[method.name]
-        points.append((price, y, method.name))
-        spread = (value.std or 0) * score.scale
-        axes.errorbar(price, y, yerr=spread or None, color=look.colour, elinewidth=1, zorder=2)
-        axes.plot(price, y, look.marker, color=look.colour, mec=PAPER, ms=7, label=method.name, zorder=3)
-    sign = 1 if score.better == "higher" else -1
-    front: list[tuple[float, float]] = []
-    for x, y, _ in sorted(points, key=lambda p: (p[0], -sign * p[1])):
-        if not front or sign * y > sign * front[-1][1]:
-            front.append((x, y))
-    axes.plot(*zip(*front, strict=True), color=SOFT, lw=1, ls=":", zorder=1)
-    prices = [p[0] for p in points]
-    if max(prices) / min(prices) > 3:
-        _log_ratio(axes, min(prices), max(prices))
-    axes.margins(0.16, 0.2)
-    axes.legend(loc="best")
-    axes.set_xlabel(f"{cost.title} relative to {results.baseline.name}")
-    axes.set_ylabel(_label(score))
-    axes.set_title(f"{score.title} against {cost.title.lower()}", loc="left")
-    told = "; ".join(f"{n}: {y:.4g} at {x:.2f} times" for x, y, n in points)
-    alt = f"{_label(score)} of each method against its {cost.title.lower()} over the baseline's. {told}."
-    return finish(figure, f"front-{score.key}-{cost.key}", f"{score.title} against {cost.title.lower()}", alt)
-
-
-def _log_ratio(axes: Any, low: float, high: float) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axes.set_xscale("log")
-    ticks = [t for t in (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64) if low * 0.6 <= t <= high * 1.7]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}\u00d7"))
+MAPS = {"accuracy": ("Accuracy, %", "cividis"), "loss": ("NLL", "cividis_r")}
+"""The scores that are drawn on a plane, each with its label and colours."""
 
 
 def reliability(results: Results, looks: Looks) -> list[Figure]:
-    """Accuracy against confidence, one figure a method, bins pooled over seeds."""
+    """Accuracy against confidence, a figure per method, bins pooled over seeds."""
     figures = []
     for method in results.methods:
         curves = method.curves("reliability")
-        if not curves:
-            continue
-        bins: dict[float, list[float]] = {}
-        for curve in curves:
-            for left, c, a, s in zip(
-                *(curve[k] for k in ("left", "confidence", "accuracy", "share")), strict=True
-            ):
-                total = bins.setdefault(left, [0.0, 0.0, 0.0])
-                for i, v in enumerate((c * s, a * s, s)):
-                    total[i] += v
-        left = sorted(bins)
-        confidence, accuracy = (np.array([bins[x][i] / bins[x][2] for x in left]) for i in (0, 1))
-        share = np.array([bins[x][2] for x in left]) / len(curves)
-        figures.append(_reliability(method, looks[method.name], np.array(left), confidence, accuracy, share))
+        if curves:
+            bins = _pooled_bins(curves)
+            figures.append(_reliability(method, looks[method.name], bins))
     return figures
 
 
-def _reliability(
-    method: MethodRuns,
-    look: Look,
-    left: np.ndarray,
-    confidence: np.ndarray,
-    accuracy: np.ndarray,
-    share: np.ndarray,
-) -> Figure:
+def _pooled_bins(curves: list[dict[str, list[float]]]) -> np.ndarray:
+    """Rows of left edge, mean confidence, accuracy and share of samples, each bin pooled over the runs."""
+    sums: dict[float, np.ndarray] = {}
+    for curve in curves:
+        columns = zip(curve["left"], curve["confidence"], curve["accuracy"], curve["share"], strict=True)
+        for left, confidence, accuracy, share in columns:
+            weighted = np.array([confidence * share, accuracy * share, share])
+            sums[left] = sums.get(left, 0) + weighted
+    rows = []
+    for left in sorted(sums):
+        confidence, accuracy, share = sums[left]
+        rows.append((left, confidence / share, accuracy / share, share / len(curves)))
+    return np.array(rows)
+
+
+def _reliability(method: MethodRuns, look: Look, bins: np.ndarray) -> Figure:
+    left, confidence, accuracy, share = bins.T
     figure, axes = blank()
     axes.plot([0, 1], [0, 1], color=SOFT, lw=1, ls="--", zorder=1)
-    axes.bar(left, share, width=1 / 15, align="edge", color=look.colour, alpha=0.25, lw=0, zorder=1)
+    axes.bar(
+        left,
+        share,
+        width=1 / BINS,
+        align="edge",
+        color=look.colour,
+        alpha=0.25,
+        lw=0,
+        zorder=1,
+    )
     axes.plot(confidence, accuracy, color=look.colour, lw=1, alpha=0.6, zorder=2)
     # Large markers where there are many samples, because the others hardly count and scatter widely.
     size = 8 + 55 * np.sqrt(share)
@@ -109,67 +70,89 @@ def _reliability(
         confidence, accuracy, size, color=look.colour, marker=look.marker, ec=PAPER, lw=0.6, zorder=3
     )
     axes.set(xlim=(0, 1.02), ylim=(0, 1.04), xlabel="Confidence", ylabel="Accuracy, share of samples")
-    axes.set_title(method.name, loc="left")
+    axes.set_title(label(method.name), loc="left")
     ece = method.summary("ece")
     text = "" if ece is None else f"ECE {100 * ece.mean:.2f} %"
     axes.text(0.04, 0.96, text, transform=axes.transAxes, va="top")
-    alt = (
-        f"Reliability diagram of {method.name}. {text}. Accuracy by confidence: "
-        + ", ".join(f"{a:.2f} at {c:.2f}" for c, a in zip(confidence, accuracy, strict=True))
-        + "."
-    )
+    told = []
+    for sure, right in zip(confidence, accuracy, strict=True):
+        told.append(f"{right:.2f} at {sure:.2f}")
+    alt = f"Reliability diagram of {method.name}. {text}. Accuracy by confidence: {', '.join(told)}."
     return finish(figure, f"reliability-{slug(method.name)}", method.name, alt)
 
 
 def ood_histograms(results: Results, looks: Looks) -> list[Figure]:
-    """Entropy on the test set and on each OOD set, one figure a method (its first seed)."""
+    """Entropy on the test set and on each OOD set, a figure per method (its first seed)."""
     figures = []
     for method in results.methods:
         curves = method.curves("histogram")
-        if not curves:
-            continue
-        curve, look = curves[0], looks[method.name]
-        figure, axes = blank()
-        edges = np.array(curve["edges"])
-        axes.stairs(curve["share"]["test"], edges, fill=True, color=SOFT, alpha=0.35, lw=0, label="test")
-        for (name, share), dash in zip(_strange(curve["share"]), ("-", "--", ":", "-.") * 9, strict=False):
-            axes.stairs(share, edges, color=look.colour, ls=dash, lw=1.5, label=name)
-        axes.set(xlabel="Predictive entropy, nats", ylabel="Share of samples", xlim=(0, edges[-1]))
-        axes.set_yscale("log")
-        axes.set_ylim(1e-3, 12)  # room for the legend
-        axes.legend(loc="upper right")
-        axes.set_title(method.name, loc="left")
-        means = {
-            name: sum(s * (a + b) / 2 for s, a, b in zip(share, edges[:-1], edges[1:], strict=True))
-            for name, share in curve["share"].items()
-        }
-        told = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-        alt = f"Histograms of predictive entropy of {method.name}. Mean entropy in nats: {told}."
-        figures.append(finish(figure, f"entropy-{slug(method.name)}", method.name, alt))
+        if curves:
+            figures.append(_histogram(method.name, looks[method.name], curves[0]))
     return figures
 
 
+def _histogram(method: str, look: Look, curve: dict[str, Any]) -> Figure:
+    figure, axes = blank()
+    edges = np.array(curve["edges"])
+    shares = dict(curve["share"])
+    axes.stairs(
+        shares["test"],
+        edges,
+        fill=True,
+        color=SOFT,
+        alpha=0.35,
+        lw=0,
+        label="test",
+    )
+    sets = [name for name in shares if name != "test"]
+    for place, name in enumerate(sets):
+        dash = DASHES[place % len(DASHES)]
+        axes.stairs(shares[name], edges, color=look.colour, ls=dash, lw=1.5, label=label(name))
+    axes.set(xlabel="Predictive entropy, nats", ylabel="Share of samples", xlim=(0, edges[-1]))
+    axes.set_yscale("log")
+    axes.set_ylim(1e-3, 12)  # room for the legend
+    axes.legend(loc="upper right")
+    axes.set_title(label(method), loc="left")
+    centres = (edges[:-1] + edges[1:]) / 2
+    told = []
+    for name, share in shares.items():
+        mean = float(np.dot(share, centres))
+        told.append(f"{name} {mean:.2f}")
+    alt = f"Histograms of predictive entropy of {method}. Mean entropy in nats: {', '.join(told)}."
+    return finish(figure, f"entropy-{slug(method)}", method, alt)
+
+
 def disagreement(results: Results, looks: Looks) -> list[Figure]:
-    """Pairwise disagreement over error, one matrix a method, mean over seeds, all on one colour scale."""
+    """Pairwise disagreement over error, a matrix per method, mean over seeds, all on one colour scale."""
     matrices = {}
     for method in results.methods:
-        found = [r.evaluation.scores["diversity"].get("disagreement_matrix") for r in method.runs]
-        arrays = [np.array(m, dtype=float) for m in found if m is not None]
-        if arrays:
-            matrices[method.name] = np.mean(arrays, axis=0)
-    top = max([1.0, *(float(np.nanmax(m)) for m in matrices.values() if np.isfinite(m).any())])
+        matrix = _mean_matrix(method)
+        if matrix is not None:
+            matrices[method.name] = matrix
+    top = 1.0
+    for matrix in matrices.values():
+        defined = matrix[np.isfinite(matrix)]
+        top = max(top, defined.max(initial=top))
     return [_matrix(name, matrix, top) for name, matrix in matrices.items()]
+
+
+def _mean_matrix(method: MethodRuns) -> np.ndarray | None:
+    arrays = []
+    for run in method.runs:
+        found = run.evaluation.scores["diversity"].get("disagreement_matrix")
+        if found is not None:
+            arrays.append(np.array(found, dtype=float))
+    return np.mean(arrays, axis=0) if arrays else None
 
 
 def _matrix(name: str, matrix: np.ndarray, top: float) -> Figure:
     figure, axes = blank((SIZE[0], 2.9))
     members = len(matrix)
-    masked = np.ma.masked_invalid(np.where(np.eye(members, dtype=bool), np.nan, matrix))
+    on_diagonal = np.eye(members, dtype=bool)
+    masked = np.ma.masked_invalid(np.where(on_diagonal, np.nan, matrix))
     mesh = axes.pcolormesh(masked, cmap="cividis", vmin=0, vmax=top, edgecolors="none", rasterized=False)
-    if members <= 8:
-        for i, j in zip(*np.nonzero(~np.ma.getmaskarray(masked)), strict=True):
-            colour = "#ffffff" if masked[i, j] < 0.55 * top else "#000000"
-            axes.text(j + 0.5, i + 0.5, f"{masked[i, j]:.2f}", ha="center", va="center", color=colour, size=7)
+    if members <= MOST_WRITTEN:
+        _write_numbers(axes, masked, top)
     ticks = np.arange(members) + 0.5
     axes.set(xticks=ticks, yticks=ticks, aspect="equal", xlabel="Member", ylabel="Member (its error divides)")
     axes.set_xticklabels(range(members))
@@ -178,32 +161,47 @@ def _matrix(name: str, matrix: np.ndarray, top: float) -> Figure:
     axes.grid(False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(mesh, ax=axes, shrink=0.8)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(color=SOFT, labelcolor=INK, labelsize=7)
-    axes.set_title(name, loc="left")
-    low, high = float(masked.min()), float(masked.max())
+    _colour_bar(figure, axes, mesh, shrink=0.8)
+    axes.set_title(label(name), loc="left")
     alt = (
-        f"Disagreement of members of {name} over a member's error: pairs between {low:.2f} and {high:.2f}, "
-        f"mean {float(masked.mean()):.2f}."
+        f"Disagreement of members of {name} over a member's error: pairs between {float(masked.min()):.2f} and "
+        f"{float(masked.max()):.2f}, mean {float(masked.mean()):.2f}."
     )
     return finish(figure, f"disagreement-{slug(name)}", name, alt)
 
 
+def _write_numbers(axes: Any, masked: np.ma.MaskedArray, top: float) -> None:
+    """Each defined value in its square, white on dark and black on light."""
+    for (row, column), missing in np.ndenumerate(np.ma.getmaskarray(masked)):
+        if missing:
+            continue
+        value = float(masked[row, column])
+        colour = "#ffffff" if value < 0.55 * top else "#000000"
+        axes.text(
+            column + 0.5,
+            row + 0.5,
+            f"{value:.2f}",
+            ha="center",
+            va="center",
+            color=colour,
+            size=7,
+        )
+
+
 def planes(results: Results, looks: Looks) -> list[Figure]:
     """Accuracy and loss on the plane through three members, a figure each, where a method's runs have it."""
-    found = {
-        m.name: [r.landscape["plane"] for r in m.runs if "plane" in r.landscape] for m in results.methods
-    }
     figures = []
-    for name, planes in found.items():
-        for score in _MAPS if planes else ():
+    for method in results.methods:
+        found = [run.landscape["plane"] for run in method.runs if "plane" in run.landscape]
+        if not found:
+            continue
+        for score in MAPS:
             figure, axes = blank((SIZE[0], 2.8))
-            told = _map(figure, axes, planes[0], score)
-            axes.set_title(name, loc="left")
-            alt = f"{told} on the plane through three members of {name}."
-            title = f"{name}: plane through three members"
-            figures.append(finish(figure, f"plane-{score}-{slug(name)}", title, alt))
+            told = _map(figure, axes, found[0], score)
+            axes.set_title(label(method.name), loc="left")
+            alt = f"{told} on the plane through three members of {method.name}."
+            title = f"{method.name}: plane through three members"
+            figures.append(finish(figure, f"plane-{score}-{slug(method.name)}", title, alt))
     return figures
 
 
@@ -212,42 +210,51 @@ def plane(name: str, found: dict[str, Any]) -> Figure:
     with styled():
         figure, axes = blank((2 * SIZE[0], 2.8))
         axes.remove()
-        sides = figure.subplots(1, 2)
-        told = [_map(figure, side, found, score) for side, score in zip(sides, _MAPS, strict=True)]
-        sides[0].set_title(name, loc="left")
-        alt = f"{told[0]}, and {told[1]}, on the plane through three members of {name}."
+        left, right = figure.subplots(1, 2)
+        accuracy = _map(figure, left, found, "accuracy")
+        loss = _map(figure, right, found, "loss")
+        left.set_title(label(name), loc="left")
+        alt = f"{accuracy}, and {loss}, on the plane through three members of {name}."
         return finish(figure, f"plane-{slug(name)}", f"{name}: plane through three members", alt)
-
-
-_MAPS = {"accuracy": ("Accuracy, %", "cividis"), "loss": ("NLL", "cividis_r")}
 
 
 def _map(figure: Any, axes: Any, found: dict[str, Any], score: str) -> str:
     """Draw one score on the plane, and tell its range."""
     from matplotlib.ticker import MaxNLocator
 
-    label, colours = _MAPS[score]
-    values = np.array(found[score]) * (100 if score == "accuracy" else 1)
-    told = f"{label} from {values.min():.3g} to {values.max():.3g}"
+    title, colours = MAPS[score]
+    values = np.array(found[score])
+    if score == "accuracy":
+        values = 100 * values
+    told = f"{title} from {values.min():.3g} to {values.max():.3g}"
     if score == "loss":  # far from the members it explodes; what matters happens near the lowest
         values = np.minimum(values, 5 * np.median(values))
-    levels = np.linspace(values.min(), max(values.max(), values.min() + 1e-3), 13)
+    low = values.min()
+    high = max(values.max(), low + 1e-3)
+    levels = np.linspace(low, high, 13)
     mesh = axes.contourf(found["u"], found["v"], values, levels=levels, cmap=colours)
-    for k, (x, y) in enumerate(found["corners"]):
-        axes.plot(x, y, marker="o", color="#ffffff", mec="#000000", ms=5)
-        box = {"boxstyle": "round,pad=0.15", "fc": "#000000", "ec": "none", "alpha": 0.6}
-        axes.annotate(str(k), (x, y), xytext=(5, 5), textcoords="offset points", color="#ffffff", bbox=box)
+    _mark_members(axes, found["corners"])
     axes.grid(False)
     axes.set(xlabel="Distance along members 0 and 1", ylabel="Distance towards member 2")
-    bar = figure.colorbar(mesh, ax=axes, label=label, ticks=MaxNLocator(5))
-    bar.ax.tick_params(color=SOFT, labelcolor=INK, labelsize=7)
-    bar.outline.set_visible(False)
+    _colour_bar(figure, axes, mesh, label=title, ticks=MaxNLocator(5))
     return told
 
 
-def _strange(shares: dict[str, list[float]]) -> list[tuple[str, list[float]]]:
-    return [(name, share) for name, share in shares.items() if name != "test"]
+def _mark_members(axes: Any, corners: list[tuple[float, float]]) -> None:
+    box = {"boxstyle": "round,pad=0.15", "fc": "#000000", "ec": "none", "alpha": 0.6}
+    for member, (x, y) in enumerate(corners):
+        axes.plot(x, y, marker="o", color="#ffffff", mec="#000000", ms=5)
+        axes.annotate(
+            str(member),
+            (x, y),
+            xytext=(5, 5),
+            textcoords="offset points",
+            color="#ffffff",
+            bbox=box,
+        )
 
 
-def _label(column: Column) -> str:
-    return f"{column.title}, {column.unit}" if column.unit else column.title
+def _colour_bar(figure: Any, axes: Any, mesh: Any, **options: Any) -> None:
+    bar = figure.colorbar(mesh, ax=axes, **options)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(color=SOFT, labelcolor=INK, labelsize=7)

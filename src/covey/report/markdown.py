@@ -2,81 +2,136 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 
 from .answers import Answer
+from .evidence import Table
+from .grids import Cell, Grid, grids
+from .pictures import Pictures
 from .results import Results
-from .table import COSTS, SCORES, best, shown, times, verdict, written
-from .text import Section, Table, settings_text
+from .sections import Section, lead, notes, settings_text
+
+COMMANDS = re.compile(r"[\\`*_\[\]|~$#]")
+"""What Markdown takes for a command anywhere in a line; a backslash makes it a character."""
+
+TAGS = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"))
+ADDRESSES = (("://", ":&#47;&#47;"), ("www.", "www&#46;"))
+"""What some viewers make a link of without being asked."""
+
+LIST_MARK = re.compile(r"(?:[-+]|\d+[.)])(?=\s|$)|---")
+"""What opens a list or draws a line, but only at the start of a line."""
+
+
+def escape(text: str) -> str:
+    r"""Any text as one line of Markdown that shows it as it is.
+
+    >>> print(escape("a|b [c](d) <i>"))
+    a\|b \[c\](d) &lt;i&gt;
+    """
+    line = " ".join(text.split())
+    for character, entity in TAGS:
+        line = line.replace(character, entity)
+    line = COMMANDS.sub(r"\\\g<0>", line)
+    for characters, entities in ADDRESSES:
+        line = line.replace(characters, entities)
+    mark = LIST_MARK.match(line)
+    if mark is None:
+        return line
+    last = mark.end() - 1
+    return f"{line[:last]}\\{line[last:]}"
 
 
 def markdown(title: str, results: Results, found: Sequence[Answer], sections: Sequence[Section]) -> str:
     """The whole text."""
-    parts = [f"# {title}", "## The answer"]
-    parts += [
-        f"- **{a.purpose}: {a.method}.** {a.evidence}. Cost: {a.cost} How sure: {a.sure}" for a in found
-    ]
-    parts += ["## All scores", _scores(results)]
-    if shown(results, COSTS):
-        parts += ["## Cost", _costs(results)]
+    parts = [f"# {escape(title)}", escape(lead(results)), "## The answer"]
+    for answer in found:
+        parts.append(_answer(answer))
+    parts += _notes(notes(results))
+    for grid in grids(results, marks="in brackets"):
+        parts.append(f"## {grid.title}")
+        parts.append(_grid(grid))
     for section in sections:
-        parts += [f"## {section.title}", section.words]
-        parts += [f"![{_flat(f.alt)}](figures/{f.name}.svg)" for f in section.figures]
-        parts += [_table(table) for table in section.tables]
-        parts += [_pictures(title, examples) for title, examples in section.pictures]
-    parts += ["## Settings and versions"]
+        parts += _section(section)
+    parts.append("## Settings and versions")
     for method in results.methods:
-        text = json.dumps(settings_text(method), indent=2, ensure_ascii=False, default=str)
-        parts += [f"### {method.name}", f"```json\n{text}\n```"]
+        parts.append(f"### {escape(method.name)}")
+        parts.append(_code(settings_text(method)))
     return "\n\n".join(parts) + "\n"
 
 
-def _scores(results: Results) -> str:
-    columns = shown(results, SCORES)
-    heads = ["Method", *(f"{c.title}, {c.unit}" if c.unit else c.title for c in columns)]
-    rows = []
-    for method in results.methods:
-        row = [method.name]
-        for column in columns:
-            value, top = method.summary(column.key), best(results, column)
-            text = "\u2013" if value is None else written(column, value)
-            text = f"**{text}**" if top is not None and top.name == method.name else text
-            mark = verdict(results, method, results.baseline, column)
-            row.append(f"{text} ({mark})" if mark in ("better", "worse", "within noise") else text)
-        rows.append(row)
-    caption = f"Mean ± standard deviation; in brackets the paired t-test against {results.baseline.name}"
-    return _table(Table(caption, heads, rows))
+def _answer(answer: Answer) -> str:
+    choice = f"{answer.purpose}: {answer.method}."
+    rest = f"{answer.evidence}. Cost: {answer.cost} How sure: {answer.sure}"
+    return f"- **{escape(choice)}** {escape(rest)}"
 
 
-def _costs(results: Results) -> str:
-    columns = shown(results, COSTS)
+def _notes(texts: Sequence[str]) -> list[str]:
+    return [f"- {escape(text)}" for text in texts]
+
+
+def _section(section: Section) -> list[str]:
+    parts = [f"## {section.title}", section.words]
+    parts += _notes(section.notes)
+    for figure in section.figures:
+        parts.append(f"![{escape(figure.alt)}](figures/{figure.name}.svg)")
+    for table in section.tables:
+        parts.append(_table(table))
+    for group in section.pictures:
+        parts.append(_pictures(group))
+    return parts
+
+
+def _grid(grid: Grid) -> str:
+    """A comparison: best means in bold, marks in brackets."""
+    heads = ["Method"]
+    for column in grid.columns:
+        heads.append(escape(column.head))
     rows = []
-    for method in results.methods:
-        row = [method.name, str(method.members)]
-        for column in columns:
-            value, ratio = method.summary(column.key), results.ratio(method, column.key)
-            text = "\u2013" if value is None else f"{written(column, value)} {column.unit}".strip()
-            row.append(f"{text} ({times(ratio)})" if ratio is not None else text)
-        rows.append(row)
-    caption = f"Cost, and its ratio to {results.baseline.name}"
-    return _table(Table(caption, ["Method", "Members", *(c.title for c in columns)], rows))
+    for row in grid.rows:
+        cells = [_cell(cell) for cell in row.cells]
+        rows.append([escape(row.method), *cells])
+    return _lines(grid.caption, heads, rows)
+
+
+def _cell(cell: Cell) -> str:
+    text = escape(cell.text)
+    if cell.best:
+        text = f"**{text}**"
+    if cell.mark:
+        text = f"{text} ({escape(cell.mark)})"
+    return text
 
 
 def _table(table: Table) -> str:
-    rows = [table.heads, ["---"] * len(table.heads), *table.rows]
-    lines = ["| " + " | ".join(_flat(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return f"{table.caption}:\n\n" + "\n".join(lines)
+    heads = [escape(head) for head in table.heads]
+    rows = []
+    for row in table.rows:
+        rows.append([escape(cell) for cell in row])
+    return _lines(table.caption, heads, rows)
 
 
-def _pictures(title: str, examples: Sequence[dict]) -> str:
-    told = ", ".join(
-        f"sample {e['index']} ({e['label_name']}, predicted {e['predicted_name']}, "
-        f"{100 * e['confidence']:.1f} %)"
-        for e in examples
-    )
-    return f"{title}: {told}."
+def _lines(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already, below its caption."""
+    rule = ["---"] * len(heads)
+    lines = [escape(caption).rstrip(".") + ":", ""]
+    for cells in (heads, rule, *rows):
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
-def _flat(text: str) -> str:
-    return " ".join(text.split()).replace("[", "(").replace("]", ")")
+def _pictures(group: Pictures) -> str:
+    told = []
+    for example in group.examples:
+        told.append(
+            f"sample {example.index} ({example.label}, predicted {example.predicted}, {example.percent} %)"
+        )
+    return escape(f"{group.title}: {', '.join(told)}.")
+
+
+def _code(text: str) -> str:
+    """A block of JSON, between fences longer than any that the text holds."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}json\n{text}\n{fence}"

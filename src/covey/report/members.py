@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
-from covey.report.style import Figure, blank, finish, looks, styled
+from covey.report.style import Figure, Look, blank, finish, label, looks, styled
 from covey.scores.landscape import interpolation
 from covey.scores.subsets import Anytime, CostAxis
 
@@ -20,65 +22,85 @@ def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:
         ensemble: SuperWeights.
         labels: what to call the networks; "member 0", ... by default.
     """
-    groups = ensemble.layout.facts.get("clusters")
-    if groups is None:
-        raise EvaluationError("the figure shows SuperWeights' clusters; this ensemble has none.")
-    found = {(body, name): i for i, group in enumerate(groups) for body, name in group}
+    cluster_of = _clusters(ensemble)
+    sizes = Counter(cluster_of.values())
+    shared = {cluster for cluster, size in sizes.items() if size > 1}
     networks = len(ensemble.records)
-    labels = list(labels or (f"member {k}" for k in range(networks)))
-    shared = {i for i in set(found.values()) if sum(c == i for c in found.values()) > 1}
+    if labels is None:
+        labels = [f"member {k}" for k in range(networks)]
     with styled():
         figure, axes = blank((6.4, 0.7 + 0.45 * networks))
         for body in range(networks):
-            order = [name for name, _ in ensemble.skeleton(body).named_parameters() if (body, name) in found]
-            for depth, name in enumerate(order):
-                cluster = found[body, name]
+            names = [name for name, _ in ensemble.skeleton(body).named_parameters()]
+            in_order = [cluster_of[body, name] for name in names if (body, name) in cluster_of]
+            for depth, cluster in enumerate(in_order):
                 colour = f"C{cluster % 10}" if cluster in shared else "none"
-                axes.barh(
-                    body,
-                    0.92,
-                    left=depth,
-                    height=0.7,
-                    color=colour,
-                    alpha=0.75,
-                    edgecolor="gray",
-                    linewidth=0.5,
-                )
-                axes.text(depth + 0.46, body, str(cluster), ha="center", va="center", fontsize=6.5)
-        axes.set_yticks(range(networks), labels)
+                _draw_layer(axes, body, depth, cluster, colour)
+        axes.set_yticks(range(networks), [label(text) for text in labels])
         axes.set_xlabel("layer, by depth; the number and colour are its cluster, white stands alone")
         axes.invert_yaxis()
         axes.grid(visible=False)
-        told = f"{len(set(found.values()))} clusters of {len(found)} layers, {len(shared)} of more than one layer."
+        told = f"{len(sizes)} clusters of {len(cluster_of)} layers, {len(shared)} of more than one layer."
         return finish(figure, "clusters", "Cluster membership by member and depth", told)
+
+
+def _clusters(ensemble: Ensemble) -> dict[tuple[int, str], int]:
+    """The cluster of each network's layers, by network and name."""
+    groups = ensemble.layout.facts.get("clusters")
+    if groups is None:
+        raise EvaluationError("the figure shows SuperWeights' clusters; this ensemble has none.")
+    found = {}
+    for cluster, layers in enumerate(groups):
+        for body, name in layers:
+            found[body, name] = cluster
+    return found
+
+
+def _draw_layer(axes: Any, body: int, depth: int, cluster: int, colour: str) -> None:
+    axes.barh(
+        body,
+        0.92,
+        left=depth,
+        height=0.7,
+        color=colour,
+        alpha=0.75,
+        edgecolor="gray",
+        linewidth=0.5,
+    )
+    axes.text(depth + 0.46, body, str(cluster), ha="center", va="center", fontsize=6.5)
 
 
 def anytime(found: Mapping[str, Anytime], by: CostAxis = "milliseconds") -> Figure:
     """Score against cost: every subset as a point, each ensemble's front as a line."""
-    unit = {
-        "milliseconds": f"ms for a batch of {next(iter(found.values())).batch}",
-        "multiply_adds": "multiply-adds",
-    }
+    names = list(found)
+    batch = found[names[0]].batch
+    units = {"milliseconds": f"ms for a batch of {batch}", "multiply_adds": "multiply-adds"}
+    told = []
     with styled():
         figure, axes = blank()
-        for name, look in looks(list(found), next(iter(found))).items():
-            every = found[name].subsets
-            axes.scatter(
-                [getattr(s, by) for s in every], [s.score for s in every], s=8, color=look.colour, alpha=0.4
-            )
-            front = found[name].front(by)
-            axes.plot(
-                [getattr(s, by) for s in front],
-                [s.score for s in front],
-                marker=look.marker,
-                color=look.colour,
-                label=name,
-            )
-        axes.set_xlabel(unit[by])
+        for name, look in looks(names, names[0]).items():
+            _draw_subsets(axes, found[name], by, name, look)
+            best = max(subset.score for subset in found[name].subsets)
+            told.append(f"{name}: best {best:.4f}")
+        axes.set_xlabel(units[by])
         axes.set_ylabel("score")
         axes.legend()
-        told = "; ".join(f"{name}: best {max(s.score for s in a.subsets):.4f}" for name, a in found.items())
-        return finish(figure, f"anytime-{by}", "Score of subsets of members against their cost", told)
+        title = "Score of subsets of members against their cost"
+        return finish(figure, f"anytime-{by}", title, "; ".join(told))
+
+
+def _draw_subsets(axes: Any, found: Anytime, by: CostAxis, name: str, look: Look) -> None:
+    costs = [getattr(subset, by) for subset in found.subsets]
+    scores = [subset.score for subset in found.subsets]
+    axes.scatter(costs, scores, s=8, color=look.colour, alpha=0.4)
+    front = found.front(by)
+    axes.plot(
+        [getattr(subset, by) for subset in front],
+        [subset.score for subset in front],
+        marker=look.marker,
+        color=look.colour,
+        label=label(name),
+    )
 
 
 def between(first: nn.Module, second: nn.Module, inputs: Tensor, labels: Tensor, points: int = 11) -> Figure:
@@ -92,12 +114,11 @@ def between(first: nn.Module, second: nn.Module, inputs: Tensor, labels: Tensor,
         points: how many along the line.
     """
     line = interpolation(first, second, inputs, labels, points=points, batch_statistics=True)
+    accuracy = line["accuracy"]
     with styled():
         figure, axes = blank()
-        axes.plot(line["t"], [100 * a for a in line["accuracy"]], marker="o")
+        axes.plot(line["t"], [100 * share for share in accuracy], marker="o")
         axes.set_xlabel("from one member (0) to the other (1)")
         axes.set_ylabel("accuracy, %")
-        low = min(line["accuracy"])
-        ends = line["accuracy"][0], line["accuracy"][-1]
-        told = f"Accuracy {ends[0]:.3f} and {ends[1]:.3f} at the ends, {low:.3f} at the lowest."
+        told = f"Accuracy {accuracy[0]:.3f} and {accuracy[-1]:.3f} at the ends, {min(accuracy):.3f} at the lowest."
         return finish(figure, "between", "Accuracy between two members", told)

@@ -24,3 +24,16 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+
+// Shows the cue above a table whose columns do not all fit, and a shadow while more of them are to the right.
+for (const table of document.querySelectorAll(".table")) {
+  const scroller = table.querySelector(".wide");
+  const update = () => {
+    const outside = scroller.scrollWidth - scroller.clientWidth;
+    table.classList.toggle("cut", outside > 1);
+    table.classList.toggle("more", scroller.scrollLeft < outside - 1);
+  };
+  scroller.addEventListener("scroll", update, { passive: true });
+  new ResizeObserver(update).observe(scroller);
+  update();
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from covey.errors import EvaluationError, suggest
@@ -39,9 +40,14 @@ class Run:
         """Every score and cost that is defined, by name."""
         row: dict[str, Any] = dict(self.evaluation.headline)
         if self.cost is not None:
-            row |= self.cost.to_dict() | {"throughput": self.cost.throughput}
+            row.update(self.cost.to_dict())
+            row["throughput"] = self.cost.throughput
         row["members"] = self.evaluation.about["members"]
-        return {name: float(value) for name, value in row.items() if isinstance(value, (int, float))}
+        numbers = {}
+        for name, value in row.items():
+            if isinstance(value, (int, float)):
+                numbers[name] = float(value)
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,19 @@ class MethodRuns:
 
     def values(self, key: str) -> dict[int, float]:
         """A score or cost by seed, for the seeds where it is defined."""
-        return {run.seed: run.numbers[key] for run in self.runs if key in run.numbers}
+        found = {}
+        for run in self.runs:
+            value = run.numbers.get(key)
+            if value is not None:
+                found[run.seed] = value
+        return found
 
     def summary(self, key: str) -> Summary | None:
         """Mean and deviation over seeds, None if it is not defined for any."""
-        values = self.values(key)
-        return summary(list(values.values())) if values else None
+        values = list(self.values(key).values())
+        if not values:
+            return None
+        return summary(values)
 
     def curves(self, name: str) -> list[Any]:
         """A curve of each run that has it."""
@@ -83,6 +96,11 @@ class Results:
         return str(self.methods[0].runs[0].evaluation.about["task"])
 
     @property
+    def alone(self) -> bool:
+        """Whether there is one method, with nothing to compare it with."""
+        return len(self.methods) == 1
+
+    @property
     def seeds(self) -> int:
         """Runs of the method that has fewest."""
         return min(len(method.runs) for method in self.methods)
@@ -93,31 +111,51 @@ class Results:
 
     def against(self, method: MethodRuns, other: MethodRuns, key: str) -> Comparison | None:
         """The paired comparison of a score, None where a side lacks it or they share no seed."""
-        this, that = method.values(key), other.values(key)
-        return compare(this, that) if this.keys() & that.keys() else None
+        this = method.values(key)
+        that = other.values(key)
+        if this.keys().isdisjoint(that):
+            return None
+        return compare(this, that)
 
     def ratio(self, method: MethodRuns, key: str) -> float | None:
         """A cost over the baseline's."""
-        own, base = method.summary(key), self.baseline.summary(key)
-        return own.mean / base.mean if own and base and base.mean else None
+        if self.alone:
+            return None
+        own = method.summary(key)
+        base = self.baseline.summary(key)
+        if own is None or base is None or not base.mean:
+            return None
+        return own.mean / base.mean
 
     def deep_ratio(self, method: MethodRuns, key: str) -> float | None:
         """A cost over that of a deep ensemble of as many members, if the baseline is a single network."""
         if self.baseline.members != 1 or method.name == self.baseline.name:
             return None
-        ratios = [
-            run.cost.ratios(base.cost)[key]["deep_ensemble"]
-            for run in method.runs
-            for base in self.baseline.runs[:1]
-            if run.cost is not None and base.cost is not None and key in run.cost.ratios(base.cost)
-        ]
-        return sum(ratios) / len(ratios) if ratios else None
+        single = self.baseline.runs[0].cost
+        ratios = []
+        for run in method.runs:
+            if run.cost is None or single is None:
+                continue
+            of_run = run.cost.ratios(single)
+            if key in of_run:
+                ratios.append(of_run[key]["deep_ensemble"])
+        return fmean(ratios) if ratios else None
 
 
 def gather(runs: Sequence[Run], baseline: str | None = None) -> Results:
     """Group runs by method and check that they can be compared."""
     if not runs:
         raise EvaluationError("a report needs one run or more, got none")
+    _check_counts(runs)
+    _check_alike(runs)
+    methods = []
+    for name, group in _by_method(runs).items():
+        in_order = sorted(group, key=lambda run: run.seed)
+        methods.append(MethodRuns(name, tuple(in_order)))
+    return Results(tuple(methods), _baseline(methods, baseline))
+
+
+def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         group = groups.setdefault(run.method, [])
@@ -126,22 +164,40 @@ def gather(runs: Sequence[Run], baseline: str | None = None) -> Results:
                 f"method {run.method!r} has two runs with seed {run.seed}: give each its own"
             )
         group.append(run)
+    return groups
+
+
+def _check_counts(runs: Sequence[Run]) -> None:
+    """Evaluations come from files, which may hold anything."""
+    for run in runs:
+        for what in ("members", "samples"):
+            count = run.evaluation.about[what]
+            if not isinstance(count, int) or count < 1:
+                raise EvaluationError(
+                    f"method {run.method!r}, seed {run.seed}: its evaluation has {what} {count!r}, expected a whole "
+                    "number of 1 or more"
+                )
+
+
+def _check_alike(runs: Sequence[Run]) -> None:
     for what in ("task", "samples"):
-        found = {run.evaluation.about[what]: run.method for run in runs}
+        found: dict[Any, str] = {}
+        for run in runs:
+            found[run.evaluation.about[what]] = run.method
         if len(found) > 1:
             listed = ", ".join(f"{value} ({method})" for value, method in found.items())
             raise EvaluationError(f"runs differ in {what}: {listed}; a report compares runs on one test set")
-    methods = tuple(
-        MethodRuns(name, tuple(sorted(group, key=lambda r: r.seed))) for name, group in groups.items()
-    )
-    return Results(methods, _baseline(methods, baseline))
 
 
 def _baseline(methods: Sequence[MethodRuns], name: str | None) -> MethodRuns:
     """By name; else the first with one member; else the first."""
     if name is None:
-        return next((m for m in methods if m.members == 1), methods[0])
+        for method in methods:
+            if method.members == 1:
+                return method
+        return methods[0]
     for method in methods:
         if method.name == name:
             return method
-    raise EvaluationError(f"baseline: no method {name!r}{suggest(name, [m.name for m in methods])}")
+    known = [method.name for method in methods]
+    raise EvaluationError(f"baseline: no method {name!r}{suggest(name, known)}")

@@ -1,9 +1,11 @@
-"""How figures look: one colour, marker and dash for each method, and SVG that follows the page's colours."""
+"""How figures look: one colour, marker and dash for each method, and matplotlib's settings."""
 
 from __future__ import annotations
 
+import hashlib
 import io
-import re
+import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,11 @@ Looks = dict[str, "Look"]
 SIZE = (3.4, 2.55)
 """Inches: the width of a column in a two-column paper."""
 
+LABEL_WIDTH, LABEL_LINES = 36, 2
+"""Characters a line, and lines, of a name in a figure: what fits beside the axes of a column."""
+
+NAME_LENGTH = 80
+
 
 @dataclass(frozen=True)
 class Look:
@@ -49,15 +56,13 @@ class Figure:
         name: of its files.
         title: a few words.
         alt: what it shows, in words, for readers who cannot see it.
-        svg: for the page, which colours it.
-        file: the same as a file of its own.
+        file: the drawing as an SVG file of its own.
         canvas: matplotlib's figure.
     """
 
     name: str
     title: str
     alt: str
-    svg: str
     file: str
     canvas: Any
 
@@ -70,14 +75,15 @@ class Figure:
         return paper.getvalue()
 
 
-def looks(names: Sequence[str], baseline: str) -> dict[str, Look]:
+def looks(names: Sequence[str], baseline: str) -> Looks:
     """The look of each method: grey for the baseline, then colours in order, each with its own marker."""
-    others = [name for name in names if name != baseline]
     table = {baseline: Look(BASELINE, MARKERS[0], DASHES[0])}
-    for i, name in enumerate(others):
-        table[name] = Look(
-            COLOURS[i % len(COLOURS)], MARKERS[(i + 1) % len(MARKERS)], DASHES[(i + 1) % len(DASHES)]
-        )
+    others = [name for name in names if name != baseline]
+    for place, name in enumerate(others):
+        colour = COLOURS[place % len(COLOURS)]
+        marker = MARKERS[(place + 1) % len(MARKERS)]
+        dash = DASHES[(place + 1) % len(DASHES)]
+        table[name] = Look(colour, marker, dash)
     return table
 
 
@@ -102,31 +108,24 @@ def blank(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
     return figure, axes
 
 
+def label(text: str) -> str:
+    """A name as matplotlib shall draw it: short lines, and no character that it takes for a command."""
+    visible = "".join(c if c.isprintable() else " " for c in text)
+    lines = textwrap.wrap(visible, LABEL_WIDTH, max_lines=LABEL_LINES, placeholder="\u2026")
+    drawn = "\n".join(lines)
+    # Dollars would open a formula, and legends leave out what begins with an underscore.
+    drawn = drawn.replace("$", r"\$")
+    return "\u200b" + drawn if drawn.startswith("_") else drawn
+
+
 def finish(figure: Any, name: str, title: str, alt: str) -> Figure:
     """Draw the figure to SVG."""
     drawn = io.StringIO()
-    figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-    plain = drawn.getvalue()
-    return Figure(name, title, alt, _inline(plain, name, alt), plain, figure)
-
-
-def _inline(svg: str, name: str, alt: str) -> str:
-    """The <svg> element alone, labelled, in the page's colours, with ids that no other figure has."""
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
-    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", svg))
-
-    def rename(match: re.Match[str]) -> str:
-        return f' id="{name}-{match[1]}"' if match[1] in used else ""
-
-    svg = re.sub(r' id="([^"]*)"', rename, svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
-    svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
-    for colour, variable in ((INK, "ink"), (SOFT, "soft"), (GRID, "line"), (PAPER, "paper")):
-        svg = svg.replace(colour, f"var(--{variable})")
-    label = alt.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return re.sub(r"<svg ", f'<svg role="img" aria-label="{label}" ', svg, count=1)
+    with warnings.catch_warnings():
+        # The reader's own fonts draw the text of an SVG, so what DejaVu lacks does not matter.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    return Figure(name, title, alt, drawn.getvalue(), figure)
 
 
 RC: Any = {
@@ -169,7 +168,21 @@ RC: Any = {
 
 
 def slug(text: str) -> str:
-    """A name for files and ids; other characters become their code, so that two names never become one."""
-    return "".join(
-        c if c.isalnum() and c.isascii() else "-" if c == " " else f"_{ord(c):x}" for c in text.lower()
-    )
+    """A name for files: lower case, with other characters as their code, and not longer than a file's name may be.
+
+    >>> slug("Deep ensemble"), slug("a/b")
+    ('deep-ensemble', 'a_2fb')
+    """
+    letters = []
+    for letter in text.lower():
+        if letter == " ":
+            letters.append("-")
+        elif letter.isascii() and letter.isalnum():
+            letters.append(letter)
+        else:
+            letters.append(f"_{ord(letter):x}")
+    name = "".join(letters)
+    if len(name) <= NAME_LENGTH:
+        return name
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    return f"{name[:NAME_LENGTH]}-{digest[:8]}"

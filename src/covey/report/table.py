@@ -22,6 +22,16 @@ class Column:
     scale: float = 1.0
     unit: str = ""
 
+    @property
+    def head(self) -> str:
+        """The heading; other units than percent stand in the cells."""
+        return f"{self.title}, %" if self.unit == "%" else self.title
+
+    @property
+    def first(self) -> str:
+        """The order that shows the best on top."""
+        return "descending" if self.better == "higher" else "ascending"
+
 
 def _percent(key: str, title: str, better: Literal["higher", "lower"], meaning: str) -> Column:
     return Column(key, title, better, meaning, 2, 100, "%")
@@ -47,12 +57,14 @@ SCORES = (
     _percent("mean_corruption_error", "mCE", "lower", "mean error over 15 corruptions at 5 severities"),
 )
 COSTS = (
-    Column("stored", "Parameters", "lower", "numbers stored, buffers included", 3),
+    Column("stored", "Parameters", "lower", "parameters and buffers stored", 3),
     Column("multiply_adds", "Multiply-adds", "lower", "for one sample, all members", 3),
     Column("peak_bytes", "Peak memory", "lower", "bytes in tensors alive at once during an answer", 3),
     Column("latency", "Latency", "lower", "median milliseconds of a batch, measured", 3, 1000, "ms"),
     Column("training_seconds", "Training", "lower", "seconds of training", 1, 1, "s"),
 )
+COUNTS = frozenset(("stored", "multiply_adds", "peak_bytes"))
+"""Costs that are counted, not measured: the same for every seed, and large."""
 
 
 def shown(results: Results, columns: tuple[Column, ...]) -> list[Column]:
@@ -62,11 +74,17 @@ def shown(results: Results, columns: tuple[Column, ...]) -> list[Column]:
 
 def best(results: Results, column: Column) -> MethodRuns | None:
     """The method of best mean."""
-    found = [(method, s.mean) for method in results.methods if (s := method.summary(column.key))]
-    if not found:
-        return None
-    pick = max if column.better == "higher" else min
-    return pick(found, key=lambda pair: pair[1])[0]
+    top: MethodRuns | None = None
+    record = 0.0
+    for method in results.methods:
+        value = method.summary(column.key)
+        if value is None:
+            continue
+        gain = value.mean - record if column.better == "higher" else record - value.mean
+        if top is None or gain > 0:
+            top = method
+            record = value.mean
+    return top
 
 
 def verdict(results: Results, method: MethodRuns, other: MethodRuns, column: Column) -> str:
@@ -76,15 +94,18 @@ def verdict(results: Results, method: MethodRuns, other: MethodRuns, column: Col
     comparison = results.against(method, other, column.key)
     if comparison is None:
         return ""
+    if comparison.verdict == column.better:
+        return "better"
     if comparison.verdict in ("higher", "lower"):
-        return "better" if comparison.verdict == column.better else "worse"
+        return "worse"
     return comparison.verdict
 
 
 def number(column: Column, value: float) -> str:
     """A value as the table writes it, without its unit."""
-    if column.key in ("stored", "multiply_adds", "peak_bytes"):
-        return short(value) + ("B" if column.key == "peak_bytes" else "")
+    if column.key in COUNTS:
+        unit = "B" if column.key == "peak_bytes" else ""
+        return short(value) + unit
     if column.key == "latency":
         return f"{value * column.scale:.3g}"
     return f"{value * column.scale:.{column.digits}f}"
@@ -93,11 +114,14 @@ def number(column: Column, value: float) -> str:
 def written(column: Column, value: Summary) -> str:
     """Mean and, with several seeds, standard deviation."""
     text = number(column, value.mean)
-    if value.std is None or column.key in ("stored", "multiply_adds", "peak_bytes"):
+    if value.std is None or column.key in COUNTS:
         return text
     if column.key == "latency":
         return f"{text} ± {value.std * column.scale:.2g}"
     return f"{text} ± {number(column, value.std)}"
+
+
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def short(value: float) -> str:
@@ -106,14 +130,17 @@ def short(value: float) -> str:
     >>> short(25_557_032), short(4.09e9), short(512)
     ('25.6 M', '4.09 G', '512')
     """
-    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            scaled = value / size
-            digits = 2 if scaled < 10 else 1 if scaled < 100 else 0
-            return f"{scaled:.{digits}f} {prefix}"
+    for size, prefix in PREFIXES:
+        if abs(value) < size:
+            continue
+        scaled = value / size
+        before_point = len(str(int(abs(scaled))))
+        digits = max(0, 3 - before_point)
+        return f"{scaled:.{digits}f} {prefix}"
     return f"{value:g}"
 
 
 def times(ratio: float) -> str:
     """A ratio such as 4.0x."""
-    return f"{ratio:.2f}\u00d7" if ratio < 1.95 else f"{ratio:.1f}\u00d7"
+    digits = 2 if ratio < 1.95 else 1
+    return f"{ratio:.{digits}f}\u00d7"

@@ -1,0 +1,139 @@
+"""The tables of the report's sections: what calibration does, how well OOD inputs are told, how members differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from covey.scores.ood import CRITERIA
+
+from .results import MethodRuns, Results
+
+
+@dataclass(frozen=True)
+class Table:
+    """A plain table; the first cell of a row names it."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+CALIBRATION_HEADS = (
+    "Method",
+    "NLL",
+    "NLL, pooled T",
+    "NLL, members' T",
+    "ECE, %",
+    "ECE, pooled T",
+    "ECE, members' T",
+    "Threshold sets: coverage, % / size",
+    "APS: coverage, % / size",
+)
+
+
+def calibration(results: Results) -> list[Table]:
+    """Scores before and after calibration, and conformal sets."""
+    rows = []
+    for method in results.methods:
+        scored = []
+        for scores in _scores(method):
+            if "pooled" in scores.get("calibration", {}):
+                scored.append(scores)
+        if scored:
+            rows.append(_calibration_row(method.name, scored))
+    caption = (
+        "After calibration on validation data: one temperature for the pooled prediction, or one per member"
+    )
+    return [Table(caption, CALIBRATION_HEADS, rows)] if rows else []
+
+
+def _calibration_row(name: str, scored: Sequence[dict[str, Any]]) -> list[str]:
+    row = [name]
+    for score, scale, digits in (("nll", 1, 4), ("ece", 100, 2)):
+        before = [scores["ensemble"][score] for scores in scored]
+        row.append(_mean(before, scale, digits))
+        for kind in ("pooled", "members"):
+            after = [scores["calibration"][kind][score] for scores in scored]
+            row.append(_mean(after, scale, digits))
+    for kind in ("threshold", "aps"):
+        row.append(_conformal_cell(scored, kind))
+    return row
+
+
+def _conformal_cell(scored: Sequence[dict[str, Any]], kind: str) -> str:
+    coverages = []
+    sizes = []
+    for scores in scored:
+        found = scores["calibration"].get(kind)
+        if found is not None:
+            coverages.append(found["coverage"])
+            sizes.append(found["size"])
+    return f"{_mean(coverages, 100, 1)} / {_mean(sizes, 1, 2)}"
+
+
+def ood(results: Results) -> list[Table]:
+    """AUROC by method, OOD set and criterion."""
+    rows = []
+    for method in results.methods:
+        scored = [scores["ood"]["sets"] for scores in _scores(method) if "ood" in scores]
+        if not scored:
+            continue
+        for name in scored[0]:
+            row = [f"{method.name}, {name}"]
+            for criterion in CRITERIA:
+                values = [sets[name][criterion]["auroc"] for sets in scored]
+                row.append(_mean(values, 100, 2))
+            rows.append(row)
+    heads = ["Method and set"]
+    for criterion in CRITERIA:
+        heads.append("MSP" if criterion == "msp" else criterion.replace("_", " "))
+    return [Table("AUROC in % by criterion, mean over seeds", heads, rows)] if rows else []
+
+
+DIVERSITY_HEADS = (
+    "Method",
+    "Disagreement over error",
+    "Error correlation",
+    "Ambiguity",
+    "Mutual information, nats",
+)
+
+
+def diversity(results: Results) -> list[Table]:
+    """How much the members of each ensemble differ."""
+    rows = []
+    for method in results.methods:
+        found = [scores["diversity"] for scores in _scores(method)]
+        if method.members > 1 and "mutual_information" in found[0]:
+            rows.append(_diversity_row(method.name, found))
+    return (
+        [Table("Diversity of the members, mean over pairs and seeds", DIVERSITY_HEADS, rows)] if rows else []
+    )
+
+
+def _diversity_row(name: str, found: Sequence[dict[str, Any]]) -> list[str]:
+    row = [name]
+    for key in ("disagreement", "error_correlation", "ambiguity"):
+        values = [scores[key] for scores in found]
+        row.append(_mean(values, 1, 3))
+    by_set = []
+    for which in found[0]["mutual_information"]:
+        values = [scores["mutual_information"][which] for scores in found]
+        by_set.append(f"{which} {_mean(values, 1, 3)}")
+    row.append(", ".join(by_set))
+    return row
+
+
+def _scores(method: MethodRuns) -> list[dict[str, Any]]:
+    return [run.evaluation.scores for run in method.runs]
+
+
+def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
+    """The mean of what is defined, as it is written."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "\u2013"
+    return f"{scale * fmean(known):.{digits}f}"
