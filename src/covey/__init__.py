@@ -9,6 +9,7 @@ from covey.conversion import convert, dry_run
 from covey.coverage import Coverage
 from covey.ensemble import Ensemble
 from covey.errors import CoveyError
+from covey.extras import explained
 from covey.layout import Layout
 from covey.losses import loss
 from covey.method import Method, Share, Training, Turn
@@ -115,10 +116,13 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     """Import what is slow to import when it is first asked for."""
-    if name in _PACKAGES:
-        return import_module(f"covey.{name}")
-    if name in _HOME_OF:
-        return getattr(import_module(_HOME_OF[name]), name)
+    try:
+        if name in _PACKAGES:
+            return import_module(f"covey.{name}")
+        if name in _HOME_OF:
+            return getattr(import_module(_HOME_OF[name]), name)
+    except ModuleNotFoundError as error:
+        raise explained(error) from None
     raise AttributeError(f"module 'covey' has no attribute {name!r}")
 
 

@@ -30,6 +30,10 @@ class DataError(CoveyError, ValueError):
     """Data are missing, broken or do not fit the task."""
 
 
+class MissingExtraError(CoveyError, ImportError):
+    """A package is not installed that only this part of covey needs."""
+
+
 class TrainingError(CoveyError, RuntimeError):
     """Training cannot go on."""
 

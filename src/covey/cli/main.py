@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from covey.errors import CoveyError, suggest
+from covey.extras import explained, load
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -19,11 +18,13 @@ def main(args: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if args is None else args)
     verbose = any(word in ("-v", "--verbose") for word in words)
     words = [word for word in words if word not in ("-v", "--verbose")]
-    _watch()
     try:
+        _watch()
         return _dispatch(words)
     except CoveyError as error:
         return _failed(error, 2, verbose)
+    except ModuleNotFoundError as error:
+        return _failed(explained(error), 2, verbose)
     except KeyboardInterrupt:
         print("covey: stopped; `--resume` goes on from the last checkpoint", file=sys.stderr)
         return 130
@@ -83,17 +84,18 @@ def _failed(error: Exception, code: int, verbose: bool) -> int:
 
 def _watch() -> None:
     """Log lines and warnings go to stderr without disturbing the progress bar."""
+    bars = load("tqdm")
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            tqdm.write(record.getMessage(), file=sys.stderr)
+            bars.tqdm.write(record.getMessage(), file=sys.stderr)
 
     log = logging.getLogger("covey")
     log.handlers[:] = [Handler()]
     log.setLevel(logging.INFO)
 
     def show(message: Any, category: type, *_: Any, **__: Any) -> None:
-        tqdm.write(f"covey: warning: {message}", file=sys.stderr)
+        bars.tqdm.write(f"covey: warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from covey.extras import load
+
 from .sparsity import sparsity_bound
 
 
@@ -16,11 +18,11 @@ def plot_sparsity_bound(path: str | Path, *, inputs: int = 64) -> None:
         path: where the image goes; the ending decides the format.
         inputs: number of inputs of the layer, which the paper does not give.
     """
-    from matplotlib.figure import Figure
+    figures = load("matplotlib.figure")
 
     tenth = torch.full((inputs,), 0.1, dtype=torch.float64)
     shares = torch.linspace(0.05, 1, 200, dtype=torch.float64)
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    figure = figures.Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.add_subplot()
     for deviation in (0.1, 0.25, 0.5, 1.0, 2.0):
         # Equal input variances that give the output this standard deviation.

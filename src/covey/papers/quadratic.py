@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covey.errors import OptionError
+from covey.extras import load
 
 MemberWeights = Literal["late-phase", "full"]
 """What a member is: theta times one number of its own, or a full vector."""
@@ -87,7 +88,7 @@ def late_phase_risk(problem: Quadratic, members: int, goal: Array) -> float:
     There e, the mean of the members less w*, follows e' = (I - lr P H) e - lr P H mean(eps) with
     P = I + w* w*^T, so its covariance solves C = A C A^T + lr^2 / (K B) P H Sigma H P.
     """
-    from scipy.linalg import solve_discrete_lyapunov
+    solve_discrete_lyapunov = load("scipy.linalg").solve_discrete_lyapunov
 
     curvature = problem.curvature
     identity = np.eye(problem.size)

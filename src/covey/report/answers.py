@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from covey.extras import load
 from covey.scores.cost import Cost
 from covey.scores.statistics import Comparison, Summary
 
@@ -122,7 +123,7 @@ def _seeds_needed(results: Results, top: MethodRuns, taken: MethodRuns, column: 
         return None
     if comparison.seeds >= ENOUGH_SEEDS or not comparison.difference:
         return None
-    from scipy.stats import t
+    t = load("scipy.stats").t
 
     reach = (comparison.high - comparison.low) / 2
     deviation = reach * math.sqrt(comparison.seeds) / t.ppf(0.975, comparison.seeds - 1)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from covey.extras import load
+
 from .results import MethodRuns, Results
 from .style import INK, PAPER, SIZE, SOFT, Figure, Look, Looks, blank, finish, label, slug, styled
 
@@ -220,7 +222,7 @@ def plane(name: str, found: dict[str, Any]) -> Figure:
 
 def _map(figure: Any, axes: Any, found: dict[str, Any], score: str) -> str:
     """Draw one score on the plane, and tell its range."""
-    from matplotlib.ticker import MaxNLocator
+    ticker = load("matplotlib.ticker")
 
     title, colours = MAPS[score]
     values = np.array(found[score])
@@ -236,7 +238,7 @@ def _map(figure: Any, axes: Any, found: dict[str, Any], score: str) -> str:
     _mark_members(axes, found["corners"])
     axes.grid(False)
     axes.set(xlabel="Distance along members 0 and 1", ylabel="Distance towards member 2")
-    _colour_bar(figure, axes, mesh, label=title, ticks=MaxNLocator(5))
+    _colour_bar(figure, axes, mesh, label=title, ticks=ticker.MaxNLocator(5))
     return told
 
 

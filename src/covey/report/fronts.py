@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from covey.extras import load
+
 from .results import Results
 from .style import PAPER, SOFT, Figure, Looks, blank, finish, label
 from .table import COSTS, SCORES, Column
@@ -110,7 +112,7 @@ def _best_points(points: list[Point], score: Column) -> list[Point]:
 
 def _scale_costs(axes: Any, points: list[Point]) -> None:
     """A logarithmic axis of ratios, where they differ much."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    ticker = load("matplotlib.ticker")
 
     costs = [point.cost for point in points]
     low = min(costs)
@@ -119,9 +121,9 @@ def _scale_costs(axes: Any, points: list[Point]) -> None:
         return
     ticks = [tick for tick in RATIO_TICKS if low * 0.6 <= tick <= high * 1.7]
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}\u00d7"))
+    axes.xaxis.set_major_locator(ticker.FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}\u00d7"))
 
 
 def _alt(points: list[Point], score: Column, cost: Column) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from covey.extras import load
+
 from .results import Results
 
 PREFIX = "data:image/png;base64,"
@@ -27,13 +29,13 @@ def checked_picture(stored: Any) -> str | None:
     data = _decoded(stored)
     if data is None or not _small_png(data):
         return None
-    from PIL import Image
+    pil = load("PIL.Image")
 
     try:
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+        with pil.open(io.BytesIO(data), formats=["PNG"]) as image:
             mode = "L" if image.mode in ("1", "L") else "RGB"
             pixels = image.convert(mode).tobytes()
-            clean = Image.frombytes(mode, image.size, pixels)
+            clean = pil.frombytes(mode, image.size, pixels)
     except Exception:  # whatever a decoder trips over, there is no picture to show
         return None
     file = io.BytesIO()

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from covey.extras import load
+
 INK, SOFT, GRID, PAPER = "#1d2026", "#5f6670", "#dde0e5", "#fefefe"
 """Text, secondary text, lines and background. The page maps them to its own, light or dark."""
 
@@ -90,7 +92,7 @@ def looks(names: Sequence[str], baseline: str) -> Looks:
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw figures inside this: it sets matplotlib's style and puts the user's own back."""
-    import matplotlib as mpl
+    mpl = load("matplotlib")
 
     with mpl.rc_context(RC):
         yield
@@ -98,11 +100,11 @@ def styled() -> Iterator[None]:
 
 def blank(size: tuple[float, float] = SIZE) -> tuple[Any, Any]:
     """A matplotlib figure and its axes, without pyplot's global state."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as Canvas
+    backend = load("matplotlib.backends.backend_svg")
+    figures = load("matplotlib.figure")
 
-    figure = Canvas(figsize=size, layout="constrained")
-    FigureCanvasSVG(figure)
+    figure = figures.Figure(figsize=size, layout="constrained")
+    backend.FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     axes.set_axisbelow(True)
     return figure, axes

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covey.calibration import Conformal, Temperature, class_scores, mean_log_probs
 from covey.errors import EvaluationError
+from covey.extras import load
 
 LOWEST, HIGHEST = 0.02, 50.0
 """Temperatures end here: on validation data without any error the best one would be 0."""
@@ -76,7 +77,7 @@ def conformal_scores(conformal: Conformal, probs: Tensor, labels: Tensor) -> dic
 
 def _best_temperature(logits: Tensor, labels: Tensor) -> float:
     """NLL is convex in 1 / T, so a search in one dimension finds its least value."""
-    from scipy.optimize import minimize_scalar
+    minimize_scalar = load("scipy.optimize").minimize_scalar
 
     logits = logits.double()
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from covey.errors import EvaluationError, suggest
+from covey.extras import load
 
 from .pictures import (
     clouds,
@@ -199,28 +201,28 @@ def _elastic(x: Tensor, level: int, generator: Generator) -> Tensor:
 
 
 def _pixelate(x: Tensor, level: int, generator: Generator) -> Tensor:
-    from PIL import Image
+    pil = load("PIL.Image")
 
     share = (0.95, 0.9, 0.85, 0.75, 0.65)[level]
     height, width = x.shape[2:]
     small = max(1, int(width * share)), max(1, int(height * share))
 
-    def shrink(image: Image.Image) -> Image.Image:
-        shrunk = image.resize(small, Image.Resampling.BOX)
-        return shrunk.resize((width, height), Image.Resampling.BOX)
+    def shrink(image: Any) -> Any:
+        shrunk = image.resize(small, pil.Resampling.BOX)
+        return shrunk.resize((width, height), pil.Resampling.BOX)
 
     return each_picture(x, shrink)
 
 
 def _jpeg(x: Tensor, level: int, generator: Generator) -> Tensor:
-    from PIL import Image
+    pil = load("PIL.Image")
 
     quality = (80, 65, 58, 50, 40)[level]
 
-    def compress(image: Image.Image) -> Image.Image:
+    def compress(image: Any) -> Any:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        return Image.open(file)
+        return pil.open(file)
 
     return each_picture(x, compress)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.combine import Prediction
+from covey.extras import load
 
 from .collect import pixels
 
@@ -73,10 +74,10 @@ def _pictures(images: Tensor) -> list[str]:
 
 def _png(image: np.ndarray) -> str:
     """An image (H, W, 1 or 3) of uint8 as a PNG data URI."""
-    from PIL import Image
+    pil = load("PIL.Image")
 
     if image.shape[-1] == 1:
         image = image[..., 0]
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG", optimize=True)
+    pil.fromarray(image).save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

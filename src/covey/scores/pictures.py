@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from covey.extras import load
+
 PUBLISHED_SIZE = 32
 """Pixels of the images that the corruptions' parameters were published for."""
 
@@ -174,7 +176,7 @@ def ice(x: Tensor, generator: Generator) -> Tensor:
 
 def each_picture(x: Tensor, change: Callable[[Any], Any]) -> Tensor:
     """Apply a function of PIL images to each image."""
-    from PIL import Image
+    pil = load("PIL.Image")
 
     n, channels, height, width = x.shape
     levels = (x * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
@@ -182,6 +184,6 @@ def each_picture(x: Tensor, change: Callable[[Any], Any]) -> Tensor:
         levels = levels[..., 0]  # what PIL takes as grey
     changed = []
     for image in levels:
-        changed.append(np.asarray(change(Image.fromarray(image))))
+        changed.append(np.asarray(change(pil.fromarray(image))))
     pixels = torch.from_numpy(np.stack(changed)).reshape(n, height, width, channels)
     return pixels.permute(0, 3, 1, 2) / 255

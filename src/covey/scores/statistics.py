@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from covey.errors import EvaluationError
+from covey.extras import load
 
 SIGNIFICANCE = 0.05
 ROUNDING = 1e-12
@@ -69,7 +70,7 @@ def compare(this: dict[int, float], other: dict[int, float]) -> Comparison:
         # All differences are equal: t is undefined at 0 / 0 and infinite elsewhere.
         p = 1.0 if mean == 0 else 0.0
         return Comparison(mean, mean, mean, p, _verdict(p, mean), count)
-    from scipy.stats import ttest_rel
+    ttest_rel = load("scipy.stats").ttest_rel
 
     test = ttest_rel([this[seed] for seed in shared], [other[seed] for seed in shared])
     interval = test.confidence_interval(1 - SIGNIFICANCE)

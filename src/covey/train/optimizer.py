@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
+from covey.extras import load
 from covey.train.recipe import Recipe
 
 Groups = list[dict[str, Any]]
@@ -40,11 +41,8 @@ def make_optimizer(
         return torch.optim.Adam(groups, lr=recipe.lr, betas=betas)
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.lr, betas=betas)
-    try:
-        from timm.optim import Lamb
-    except ImportError as error:
-        raise OptionError("optimizer 'lamb' comes from the package timm; pip install timm.") from error
-    return Lamb(groups, lr=recipe.lr, betas=betas)
+    optim = load("timm.optim")
+    return optim.Lamb(groups, lr=recipe.lr, betas=betas)
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:

@@ -16,6 +16,7 @@ from covey.conversion import convert
 from covey.data import Data
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError, TrainingError
+from covey.extras import load
 from covey.losses import LossName
 from covey.method import Method, Training, Turn
 from covey.methods.replicate import Replicate
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 def launch(machine: Machine) -> Fabric | Alone:
     """Start the processes, if there are to be several, and make numbers repeatable."""
+    if machine.progress:
+        load("tqdm")  # said now rather than after the ensemble is built
     if machine.threads is not None:
         torch.set_num_threads(machine.threads)
     steady()
@@ -46,9 +49,9 @@ def launch(machine: Machine) -> Fabric | Alone:
     )
     if world == 1 and on_cpu and machine.precision == "32-true":
         return Alone()
-    from lightning_fabric import Fabric
+    lightning = load("lightning_fabric")
 
-    fabric = Fabric(
+    fabric = lightning.Fabric(
         accelerator=machine.accelerator,
         devices=machine.devices,
         num_nodes=machine.nodes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from covey.errors import OptionError
+from covey.extras import load
 from covey.train.state import Job
 
 
@@ -17,13 +18,8 @@ class Board:
             return
         if job.folder is None:
             raise OptionError("tensorboard=True needs a folder to write to.")
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise OptionError(
-                "tensorboard=True needs the package tensorboard; pip install tensorboard."
-            ) from error
-        self.writer = SummaryWriter(str(job.folder / "tensorboard"))
+        tensorboard = load("torch.utils.tensorboard")
+        self.writer = tensorboard.SummaryWriter(str(job.folder / "tensorboard"))
 
     def write(self, row: dict[str, Any]) -> None:
         """One epoch's numbers."""

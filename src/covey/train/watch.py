@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from covey.combine import Prediction, Regression
 from covey.data import Data, Split
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
+from covey.extras import load
 from covey.seeds import seed_of
 from covey.train.state import Job, State
 from covey.train.step import as_targets
@@ -166,9 +166,9 @@ def update_average(state: State, decay: float) -> None:
             average[name].copy_(tensor)
 
 
-def progress_bar(job: Job, state: State) -> tqdm:
+def progress_bar(job: Job, state: State) -> Any:
     """A bar over all minibatches of the run; silent in other processes and where it was not asked for."""
-    return tqdm(
+    return load("tqdm").tqdm(
         total=job.recipe.epochs * job.stream.per_epoch,
         initial=state.consumed,
         unit="batch",

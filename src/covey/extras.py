@@ -1,0 +1,54 @@
+"""Packages that only parts of covey need, each with the extra of covey that brings it.
+
+`pip install covey` brings what converting, predicting and storing need. Everything else is asked for with `load` where
+it is used, so that a missing package is one line that names the command to install it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from covey.errors import MissingExtraError
+
+EXTRA_OF: dict[str, str] = {
+    "lightning_fabric": "train",
+    "tqdm": "train",
+    "PIL": "data",
+    "pandas": "data",
+    "pooch": "data",
+    "pyarrow": "data",
+    "scipy": "scores",
+    "jinja2": "report",
+    "markupsafe": "report",
+    "matplotlib": "report",
+    "sklearn": "sklearn",
+    "docstring_parser": "cli",
+    "tomli": "cli",
+    "tyro": "cli",
+    "ray": "ray",
+    "tensorboard": "tensorboard",
+    "timm": "timm",
+}
+"""For each package that may be missing, by the name it is imported under, an extra that brings it."""
+
+
+def load(name: str) -> Any:
+    """Import a module of a package that may be missing.
+
+    >>> load("json").dumps([1])
+    '[1]'
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise explained(error) from None
+
+
+def explained(error: ModuleNotFoundError) -> Exception:
+    """The error that says which extra is missing; the error itself where it is about something else."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRA_OF:
+        return error
+    extra = EXTRA_OF[package]
+    return MissingExtraError(f"this needs the package {package}: pip install 'covey[{extra}]'")
