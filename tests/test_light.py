@@ -1,4 +1,4 @@
-"""What `pip install covey` brings is enough for the README's ten lines; what it does not bring is asked for in one line."""
+"""What `pip install covey` brings is enough for ten lines; what it does not bring is asked for in one line."""
 
 from __future__ import annotations
 

@@ -236,3 +236,11 @@ def test_nothing_outside_a_method_s_own_file_asks_what_kind_it_is() -> None:
 )
 def test_the_question_would_be_found(code: str) -> None:
     assert questions(ast.parse(code.replace("covey.", "")))
+
+
+def test_the_readme_says_of_each_method_what_its_docstring_says() -> None:
+    page = (ROOT / "README.md").read_text()
+    for name in registry.OWN:
+        kind = registry.lookup(name)
+        first = (kind.__doc__ or "").strip().splitlines()[0]
+        assert f"| [`{kind.__name__}`](docs/methods/{name}.md) | {first} |" in page, name

@@ -22,7 +22,7 @@ class Temperature:
 
     Args:
         kind: "pooled" scales the mean probability, "members" each member before pooling.
-        values: one temperature, or one a member.
+        values: one temperature, or one per member.
     """
 
     kind: Literal["pooled", "members"]

@@ -85,7 +85,7 @@ class Data:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a network has to answer with: one a class, or one for a regression."""
+        """How many numbers a network has to answer with: one per class, or one for a regression."""
         return len(self.classes) or 1
 
     def prepare(self, inputs: Tensor) -> Tensor:

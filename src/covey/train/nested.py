@@ -8,7 +8,7 @@ elementwise (SGD, Nesterov, Adam, AdamW) one ordinary step on the stacked phi an
 the K small steps and the large one. `nested_step` is that step, with all members at once or a few at a time.
 
 Where only one drawn member steps (the non-nested form), momentum and decay must not move the others. Then the
-optimiser works on `Rows`: leaf tensors, one a member, that share storage with the stacked ones.
+optimiser works on `Rows`: leaf tensors, one per member, that share storage with the stacked ones.
 """
 
 from __future__ import annotations
