@@ -22,10 +22,10 @@ from covey.errors import ConversionError, OptionError
 from covey.networks.anatomy import Anatomy, listing, pick
 from covey.networks.layers import fresh, owner_of
 from covey.parts.plain import Replicated, assemble
-from covey.surgery.edits import apply_edits
+from covey.surgery import apply_edits
 
 if TYPE_CHECKING:
-    from covey.surgery.width import Narrowed
+    from covey.surgery import Narrowed
 
 # Narrowing, slicing and packing are imported where they are used: they need sympy, a quarter of torch's import time.
 
@@ -95,8 +95,7 @@ class Packed(Method):
         if stored is not None:
             small = apply_edits(body.network, stored) if stored != "given" else body.network
             return small, None, body.extra.get("changes", {})
-        from covey.surgery.sizes import TooNarrowError
-        from covey.surgery.width import check_runs, narrow
+        from covey.surgery import TooNarrowError, check_runs, narrow
 
         if self.narrow is not None:
             if body.example is not None:
@@ -132,7 +131,7 @@ class Packed(Method):
         self, original: nn.Module, small: nn.Module, found: Narrowed | None
     ) -> tuple[list[nn.Module], dict[str, str]]:
         if self.init == "slice" and found is not None:
-            from covey.surgery.slices import slice_weights
+            from covey.surgery import slice_weights
 
             seed = int(torch.randint(2**31, ()).item())
             networks = []
@@ -155,7 +154,7 @@ class PackedEnsemble(Ensemble):
             *args: an input, from which ranks and shapes are read.
             **kwargs: inputs by keyword.
         """
-        from covey.surgery.pack import pack
+        from covey.surgery import pack
 
         members = [self.member(k) for k in range(self.members)]
         packed = pack(members, args, kwargs, self.about.output)
