@@ -29,7 +29,7 @@ from torch import nn
 import covey
 from covey import zoo
 from covey.scores.cost import multiply_adds
-from covey.surgery.width import narrow
+from covey.surgery import narrow
 
 MEMBERS, BATCH, ALPHA = 4, 32, 2.0
 

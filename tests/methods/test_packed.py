@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import covey
 from covey import zoo
 from covey.errors import ConversionError, OptionError
-from covey.surgery.pack import pack
-from covey.surgery.width import narrow
+from covey.surgery import narrow, pack
 
 
 class Residual(nn.Module):

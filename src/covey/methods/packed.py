@@ -218,10 +218,8 @@ class PackedEnsemble(Ensemble):
             *args: an input, from which ranks and shapes are read.
             **kwargs: inputs by keyword.
         """
-        from covey.surgery.pack import pack  # needs sympy, a quarter of torch's import time
-
         members = [self.member(k) for k in range(self.members)]
-        packed = pack(members, args, kwargs, self.output)
+        packed = surgery.pack(members, args, kwargs, self.output)
         return packed.train(self.training)
 
 

@@ -1,13 +1,25 @@
-"""Narrow a network to a fraction of its width, and pack several narrow ones into one."""
+"""Make a network narrower, or several networks into one, without knowing the architecture.
+
+    small = narrow(network, 0.5, x)                       # half of every hidden width
+    again = apply_edits(network, small.edits)             # the same, from what was recorded
+    weights = slice_weights(network, small.channels, 0, 4)  # member 0's share of the trained channels
+    one = pack(members, (x,), {})                         # M narrow networks as one with grouped layers
+
+This is the package's only entrance: nothing outside it imports its modules. Names are looked up when they are first
+used, because narrowing needs sympy, which would make `import covey` a quarter slower.
+"""
+
+from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covey.surgery.edits import apply_edits
-    from covey.surgery.sizes import TooNarrowError
+    from covey.surgery.errors import TooNarrowError
+    from covey.surgery.narrowing import Narrowed, check_runs, narrow
+    from covey.surgery.packing import pack
     from covey.surgery.slices import Axis, slice_weights
-    from covey.surgery.width import Narrowed, check_runs, narrow
 
 __all__ = [
     "Axis",
@@ -16,22 +28,25 @@ __all__ = [
     "apply_edits",
     "check_runs",
     "narrow",
+    "pack",
     "slice_weights",
 ]
 
-# imported when first used: narrowing needs sympy, a quarter of torch's import time
-_HOMES = {
+_MODULES = {
     "Axis": "slices",
-    "Narrowed": "width",
-    "TooNarrowError": "sizes",
+    "Narrowed": "narrowing",
+    "TooNarrowError": "errors",
     "apply_edits": "edits",
-    "check_runs": "width",
-    "narrow": "width",
+    "check_runs": "narrowing",
+    "narrow": "narrowing",
+    "pack": "packing",
     "slice_weights": "slices",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'covey.surgery' has no attribute {name!r}")
-    return getattr(import_module(f"covey.surgery.{_HOMES[name]}"), name)
+    """Import the module that defines `name` (Python calls this for names that the package does not have yet)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)

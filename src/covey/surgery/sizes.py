@@ -13,21 +13,11 @@ from dataclasses import dataclass, field
 import sympy
 
 from covey.errors import ConversionError
+from covey.surgery.errors import TooNarrowError
 from covey.surgery.probe import Probe
 from covey.surgery.symbols import Size, Where, exact, expression
 
 _TRIES = 20_000
-
-
-class TooNarrowError(ConversionError):
-    """A layer would be left with less than one channel."""
-
-    def __init__(self, layer: str, size: int, ratio: float) -> None:
-        self.layer, self.smallest = layer, 1 / size
-        super().__init__(
-            f"A ratio of {ratio:.4g} leaves '{layer}' (size {size}) without a channel; "
-            f"the smallest ratio that works is 1/{size}."
-        )
 
 
 @dataclass

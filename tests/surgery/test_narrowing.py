@@ -15,9 +15,7 @@ from networks import CASES, Attention, Dense, ViT
 from torch import Tensor, nn
 
 from covey.errors import ConversionError, OptionError
-from covey.surgery.edits import apply_edits
-from covey.surgery.slices import slice_weights
-from covey.surgery.width import Narrowed, narrow
+from covey.surgery import Narrowed, apply_edits, narrow, slice_weights
 
 
 def shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -129,7 +127,7 @@ def test_a_width_in_the_code_is_named_with_its_line() -> None:
     )
     network = nn.Sequential(nn.Identity(), HardCoded())
     with pytest.raises(
-        ConversionError, match=rf"written as a number.*module '1', test_width.py:{line}: return self.fc"
+        ConversionError, match=rf"written as a number.*module '1', test_narrowing.py:{line}: return self.fc"
     ):
         narrow(network, 0.5, torch.zeros(2, 3, 4, 4))
 
