@@ -28,6 +28,7 @@ from covey.method import Method
 from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
 from covey.networks.layers import filled, hollow, slots
+from covey.networks.leftovers import nothing_left_behind
 from covey.networks.modes import modes_kept
 from covey.networks.statistics import refresh_statistics
 from covey.parameterization import Parameterization, places
@@ -98,8 +99,17 @@ class Ensemble(nn.Module):
             **kwargs: likewise.
         """
         chosen = range(self.members) if members is None else [self._checked(k) for k in members]
-        inputs = runs.Inputs(args, kwargs, len(chosen) if per_member else None, self.memory_format)
+        inputs = self.inputs(args, kwargs, len(chosen) if per_member else None)
         return runs.run(self, chosen, inputs)
+
+    def inputs(self, args: tuple, kwargs: dict[str, Any], count: int | None = None) -> runs.Inputs:
+        """Inputs as members get them: in the memory format, and copied where a member could change another's."""
+        copied = any(record["writes_inputs"] is not False for record in self.records)
+        return runs.Inputs(args, kwargs, count, self.memory_format, copied)
+
+    def nothing_left_behind(self) -> Any:
+        """A context after which the skeletons hold no tensor that a call left in them; see `networks.leftovers`."""
+        return nothing_left_behind(self._skeletons)
 
     def predict(self, *args: Any, **kwargs: Any) -> Prediction | Regression:
         """The combined answer and its uncertainty, in eval mode and without gradients.

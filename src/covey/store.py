@@ -183,7 +183,7 @@ def _check_keys(path: Path, config: dict[str, Any]) -> None:
         raise StoreError(f"{path} names no networks; it was changed after it was written.")
     if config["format"] == FIRST_FORMAT:
         for body in config["bodies"]:
-            body.setdefault("random", None)
+            body.setdefault("writes_inputs", None)
 
 
 def _is_beside(file: Any) -> bool:

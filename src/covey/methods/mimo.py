@@ -30,7 +30,6 @@ from covey.networks.layers import axes, owner_of
 from covey.options import check_between, check_choice, check_whole
 from covey.parameterization import Group, Parameterization
 from covey.parts.plain import Replicated, assemble, stack
-from covey.run import Inputs
 from covey.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -208,12 +207,14 @@ class JointEnsemble(Ensemble):
             raise OptionError(
                 "MIMO runs all its members in one pass; members= has no meaning with per_member=True."
             )
-        inputs = Inputs(args, kwargs, self.members, self.memory_format)
-        flat_args, flat_kwargs = tree_map(_joined, (inputs.args, inputs.kwargs))
+        inputs = self.inputs(args, kwargs, self.members)
+        flat_args, flat_kwargs = tree_map(
+            lambda leaf: _joined(leaf, inputs.copied), (inputs.args, inputs.kwargs)
+        )
         buffers, _ = self.buffers_of(0)
         # copies, since writing the statistics back would spoil what the backward pass has kept
         tensors = {**self.tensors(0), **{name: t.clone() for name, t in buffers.member(0).items()}}
-        with self._joint(tensors):
+        with self._joint(tensors), self.nothing_left_behind():
             try:
                 outputs = self.call(0, tensors, flat_args, flat_kwargs)
             except RuntimeError as error:
@@ -283,8 +284,11 @@ def _repeated(leaf: Any, members: int) -> Any:
     return torch.stack([leaf] * members) if isinstance(leaf, Tensor) else leaf
 
 
-def _joined(leaf: Any) -> Any:
-    return leaf.flatten(0, 1) if isinstance(leaf, Tensor) else leaf
+def _joined(leaf: Any, copied: bool) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    flat = leaf.flatten(0, 1)
+    return flat.clone() if copied else flat
 
 
 def _check_layer(network: nn.Module, part: str, names: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from covey.errors import ConversionError
 from covey.networks.calls import Arguments, Output, arguments, pick
@@ -32,6 +33,7 @@ class Anatomy:
         example: an input as (args, kwargs), if one was given.
         trace: what a forward pass of the example did, if there was one.
         random: whether a forward pass in train mode draws random numbers; None if that was not tried.
+        writes_inputs: whether a forward pass changes its input in place; None if that was not tried.
     """
 
     network: nn.Module
@@ -43,6 +45,7 @@ class Anatomy:
     example: Arguments | None = None
     trace: Trace | None = None
     random: bool | None = None
+    writes_inputs: bool | None = None
 
     def record(self) -> dict[str, Any]:
         """What a stored ensemble keeps of the network, as JSON holds it."""
@@ -52,6 +55,7 @@ class Anatomy:
             "head": list(self.head),
             "stem": list(self.stem),
             "state": sorted(self.state),
+            "writes_inputs": self.writes_inputs,
             "zoo": origin_of(self.network),
         }
 
@@ -114,7 +118,7 @@ def examine(
     facts: dict[str, Any] = {"state": _usual_state(copied)}
     if example is not None:
         given = arguments(example)
-        trace, state = _probe(copied, *given, output)
+        trace, state, writes_inputs = _probe(copied, *given, output)
         facts = {
             "example": given,
             "trace": trace,
@@ -122,6 +126,7 @@ def examine(
             "head": _whole_layers(copied, trace.head()),
             "stem": _whole_layers(copied, trace.stem()),
             "random": trace.random,
+            "writes_inputs": writes_inputs,
         }
     if head is not None:
         facts["head"] = tuple(select(copied, head))
@@ -139,6 +144,7 @@ def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> A
         state=frozenset(record["state"]),
         output=output,
         given=record["tensors"],
+        writes_inputs=record.get("writes_inputs"),
     )
 
 
@@ -164,32 +170,42 @@ def _copy(network: nn.Module) -> nn.Module:
 
 def _probe(
     network: nn.Module, args: tuple, kwargs: dict[str, Any], output: Output
-) -> tuple[Trace, frozenset[str]]:
-    """Trace a copy in train mode, and name the buffers that this changed.
+) -> tuple[Trace, frozenset[str], bool]:
+    """Trace copies in train and in eval mode: what the first did, the buffers that count as state, and whether
+    either changed its input.
 
-    Where train mode does not accept the example (BatchNorm and one sample), in eval mode.
+    Where train mode does not accept the example (BatchNorm and one sample), eval mode alone.
     """
+    found: list[Trace] = []
+    state = set(_usual_state(network))
     for mode in (True, False):
         twin = copy.deepcopy(network).train(mode)
-        before = {name: t.detach().clone() for name, t in twin.named_buffers()}
+        before = dict(twin.named_buffers())
+        own_args, own_kwargs = tree_map(_copied, (args, kwargs))
         try:
             with torch.random.fork_rng(devices=[]):
-                found = trace(twin, args, kwargs, lambda result: pick(result, output))
+                traced = trace(twin, own_args, own_kwargs, lambda result: pick(result, output))
         except ConversionError:
             raise
         except Exception as error:
-            if mode:
+            if mode or found:
                 continue
             shapes = [tuple(t.shape) for t in [*args, *kwargs.values()] if isinstance(t, Tensor)]
             raise ConversionError(
                 f"the network rejects the example, whose shapes are {shapes}. "
                 f"It says: {type(error).__name__}: {error}"
             ) from error
-        break
-    changed = {
-        name for name, t in twin.named_buffers() if name not in before or not torch.equal(t, before[name])
-    }
-    return found, _usual_state(network) | changed
+        found.append(traced)
+        # state is what is written to, whether or not its value came out different this time
+        after = dict(twin.named_buffers())
+        state |= {name for name, tensor in after.items() if before.get(name) is not tensor}
+        state |= traced.written & after.keys()
+    return found[0], frozenset(state), any(traced.writes_inputs for traced in found)
+
+
+def _copied(leaf: Any) -> Any:
+    """A tensor of one's own, so that a network that changes its input does not change the user's."""
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def _usual_state(network: nn.Module) -> frozenset[str]:

@@ -38,12 +38,16 @@ class Trace:
         names: the name of each value that is a parameter or buffer.
         inputs: the values given to the network.
         outputs: the values of the selected output.
+        written: names of the parameters and buffers that were changed in place.
+        writes_inputs: whether an input was changed in place.
     """
 
     ops: list[_Op] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    writes_inputs: bool = False
 
     @property
     def random(self) -> bool:
@@ -161,6 +165,10 @@ class _Recorder(TorchDispatchMode):
             old = self._value[id(alias)]
             if old in self.trace.names:
                 self.trace.names[new] = self.trace.names[old]
+                self.trace.written.add(self.trace.names[old])
+            if old in self.trace.inputs:
+                self.trace.inputs.add(new)
+                self.trace.writes_inputs = True
             self._value[id(alias)] = new
         return new
 

@@ -1,0 +1,165 @@
+"""Members never meet: not in tensors that a network keeps in Python, nor in its inputs, nor in its chance."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+
+import covey
+
+M = 3
+
+
+class Caches(nn.Module):
+    """Keeps a table made from its weights in eval mode, as some vision transformers keep attention biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.table = nn.Parameter(torch.randn(8))
+        self.cache: dict[str, Tensor] = {}
+        self.kept: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.training:
+            bias = self.table * 2
+        else:
+            if "bias" not in self.cache:
+                self.cache["bias"] = self.table * 2
+            if self.kept is None:
+                self.kept = self.table.sum()
+            bias = self.cache["bias"] + 0 * self.kept
+        self.features = self.first(x) + bias  # an activation that stays behind
+        return self.out(torch.tanh(self.features))
+
+
+class Overwrites(nn.Module):
+    """Normalises its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(3.0).add_(1.0)
+        return self.out(torch.tanh(self.first(x)))
+
+
+class Quantised(nn.Module):
+    """Fake-quantised activations, as in quantisation-aware training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.fake = FakeQuantize(MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.fake(torch.tanh(self.first(x))))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.rnn = kind(6, 8, num_layers=2, dropout=0.5, batch_first=True)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+class Padded(nn.Module):
+    """torch's encoder, whose fast path in eval mode zeroes padded rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        return self.out(self.encoder(x, src_key_padding_mask=padding))
+
+
+METHODS = [covey.DeepEnsemble(members=M), covey.BatchEnsemble(members=M), covey.MultiHead(members=M)]
+
+
+@pytest.mark.parametrize("run", ["loop", "batched", "auto"])
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("kind", [Caches, Overwrites])
+def test_members_do_not_meet_in_python(kind: type[nn.Module], method: covey.Method, run: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    given = x.clone()
+    ensemble = covey.convert(kind(), method, example=x)
+    assert torch.equal(x, given)
+    ensemble.run = run
+    for mode in (False, True, False):
+        ensemble.train(mode)
+        outputs = ensemble(x)
+        assert torch.equal(x, given)
+        for k in range(M):
+            plain = ensemble.member(k).train(mode)
+            torch.testing.assert_close(outputs[k], plain(x.clone()))
+    copy.deepcopy(ensemble)
+    outputs.sum().backward()
+
+
+def test_without_an_example_inputs_are_copied_too() -> None:
+    x = torch.randn(5, 6)
+    ensemble = covey.convert(Overwrites(), covey.DeepEnsemble(members=M)).eval()
+    torch.testing.assert_close(ensemble(x)[2], ensemble.member(2)(x.clone()))
+    apart = torch.stack([x, 2 * x, 3 * x])
+    given = apart.clone()
+    outputs = ensemble(apart, per_member=True)
+    assert torch.equal(apart, given)
+    torch.testing.assert_close(outputs[1], ensemble.member(1)(2 * x))
+
+
+def test_plain_values_go_on_as_in_a_network_of_one_s_own() -> None:
+    ensemble = covey.convert(Caches(), covey.DeepEnsemble(members=M)).eval()
+    ensemble.run = "loop"
+    before = ensemble.skeleton().calls
+    ensemble(torch.randn(2, 6))
+    ensemble(torch.randn(2, 6))
+    assert ensemble.skeleton().calls == before + 2
+
+
+@pytest.mark.filterwarnings("ignore:.*")  # torch.ao warns that it will move
+def test_observers_belong_to_members() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    network = Quantised()
+    network(x)  # the probing pass sees the same range again
+    ensemble = covey.convert(network, covey.BatchEnsemble(members=M), example=x).train()
+    ensemble.run = "loop"
+    plain = [ensemble.member(k).train() for k in range(M)]
+    for _ in range(3):
+        outputs = ensemble(x)
+        for k in range(M):
+            torch.testing.assert_close(outputs[k], plain[k](x))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_dropout_inside_recurrent_layers_is_each_member_s_own(kind: type[nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 7, 6)
+    ensemble = covey.convert(Recurrent(kind), covey.MCDropout(members=6), example=x).eval()
+    assert ensemble.predict(x).mutual_information.mean() > 1e-4
+    assert ensemble.run == "loop"
+
+
+def test_padded_rows_are_those_of_the_member() -> None:
+    torch.manual_seed(0)
+    x, padding = torch.randn(4, 5, 8), torch.zeros(4, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    ensemble = covey.convert(Padded(), covey.DeepEnsemble(members=M), example=(x, padding)).eval()
+    with torch.no_grad():
+        outputs = ensemble(x, padding)
+        for k in range(M):
+            torch.testing.assert_close(outputs[k], ensemble.member(k)(x, padding))
