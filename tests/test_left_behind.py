@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+from torch.utils.checkpoint import checkpoint
 
 import covey
 
@@ -163,3 +164,47 @@ def test_padded_rows_are_those_of_the_member() -> None:
         outputs = ensemble(x, padding)
         for k in range(M):
             torch.testing.assert_close(outputs[k], ensemble.member(k)(x, padding))
+
+
+class Checkpointed(nn.Module):
+    """Runs its blocks again in the backward pass instead of keeping their activations."""
+
+    def __init__(self, reentrant: bool, active: bool = True) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)
+        )
+        self.out = nn.Linear(8, 4)
+        self.reentrant, self.active = reentrant, active
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for block in self.blocks:
+            if self.active and self.training:
+                h = checkpoint(block, h, use_reentrant=self.reentrant)
+            else:
+                h = block(h)
+        return self.out(h)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS, covey.Hypernetwork(members=M, linear=True, budget=9.0), covey.Packed(members=M, alpha=M)],
+    ids=lambda m: type(m).__name__,
+)
+def test_activation_checkpointing_gives_the_same_gradients(method: covey.Method, reentrant: bool) -> None:
+    x, y = torch.randn(5, 6), torch.randint(0, 4, (5,))
+    gradients = []
+    for active in (True, False):
+        torch.manual_seed(0)
+        network = Checkpointed(reentrant, active=False)
+        ensemble = covey.convert(network, method, example=x).train()
+        ensemble.skeleton().active = active
+        ensemble.run = "loop"
+        torch.manual_seed(1)
+        ensemble.loss(x, y).backward()
+        gradients.append([parameter.grad for parameter in ensemble.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

@@ -27,6 +27,7 @@ from covey.losses import LOSS_OF_TASK, LossName, member_losses
 from covey.method import Method
 from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
+from covey.networks.checkpointing import tensors_carried
 from covey.networks.layers import filled, hollow, slots
 from covey.networks.leftovers import nothing_left_behind
 from covey.networks.modes import modes_kept
@@ -239,7 +240,9 @@ class Ensemble(nn.Module):
         network = self.network_of(k)
         given = {place: tensors[name] for place, name in self._slots[network].items()}
         # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
-        result = functional_call(self._skeletons[network], given, args, kwargs, tie_weights=False)
+        skeleton = self._skeletons[network]
+        with tensors_carried(skeleton, given):
+            result = functional_call(skeleton, given, args, kwargs, tie_weights=False)
         for place, name in self._slots[network].items():
             tensors[name] = given[place]
         return pick(result, self.output)
