@@ -22,7 +22,7 @@ from covey.errors import ConversionError
 from covey.networks.anatomy import Output, pick
 from covey.networks.layers import owner_of, ties
 from covey.surgery.packer import Packer
-from covey.surgery.probe import failure
+from covey.surgery.source import failure
 
 
 def pack(
