@@ -15,9 +15,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from covey.surgery.checks import check_runs
     from covey.surgery.edits import apply_edits
-    from covey.surgery.errors import TooNarrowError
-    from covey.surgery.narrowing import Narrowed, check_runs, narrow
+    from covey.surgery.errors import TooNarrowError, TorchChangedError
+    from covey.surgery.narrowing import Narrowed, narrow
     from covey.surgery.packing import pack
     from covey.surgery.slices import Axis, slice_weights
 
@@ -25,6 +26,7 @@ __all__ = [
     "Axis",
     "Narrowed",
     "TooNarrowError",
+    "TorchChangedError",
     "apply_edits",
     "check_runs",
     "narrow",
@@ -36,8 +38,9 @@ _MODULES = {
     "Axis": "slices",
     "Narrowed": "narrowing",
     "TooNarrowError": "errors",
+    "TorchChangedError": "errors",
     "apply_edits": "edits",
-    "check_runs": "narrowing",
+    "check_runs": "checks",
     "narrow": "narrowing",
     "pack": "packing",
     "slice_weights": "slices",

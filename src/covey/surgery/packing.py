@@ -11,24 +11,31 @@ from __future__ import annotations
 import builtins
 import copy
 import inspect
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
+from torch.fx import Node
 
 from covey.errors import ConversionError
 from covey.networks.calls import Output, pick
 from covey.networks.layers import owner_of, ties
-from covey.surgery.packer import Packer
-from covey.surgery.probe import failure
+from covey.surgery.packer import FRONT, SHARED, Packer, new_name
+from covey.surgery.packing_functions import pack_function
+from covey.surgery.packing_layers import pack_layer
+from covey.surgery.source import failure, module_names
+from covey.surgery.torch_internals import shapes_of_nodes
 
 
 def pack(
-    members: Sequence[nn.Module], args: tuple, kwargs: dict[str, Any], output: Output = None
+    members: Sequence[nn.Module],
+    args: tuple,
+    kwargs: dict[str, Any],
+    output: Output = None,
 ) -> nn.Module:
-    """One network that answers as all members do.
+    """Make one network that answers as all members do.
 
     Args:
         members: plain networks of one architecture and one set of shapes.
@@ -43,18 +50,13 @@ def pack(
         ConversionError: the architecture cannot be traced, or ties tensors of different layers.
     """
     _check_ties(members[0])
-    positional = _positional(members[0], args, kwargs)
+    inputs = _positional(members[0], args, kwargs)
     root = nn.Module()
-    ways = {}
-    for mode in (False, True):
-        example = copy.deepcopy(members[0]).train(mode)
-        traced = _trace(example)
-        shaped = copy.deepcopy(traced).eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            ShapeProp(shaped).propagate(*positional)
-        shapes = {node.name: node.meta.get("tensor_meta") for node in shaped.graph.nodes}
-        ways[mode] = Packer(list(members), traced, shapes, root).run()
-    body = ways[False] if ways[False].code == ways[True].code else _TwoWays(ways[False], ways[True])
+    evaluating = _packed_graph(members, inputs, root, training=False)
+    training = _packed_graph(members, inputs, root, training=True)
+    body: nn.Module = evaluating
+    if evaluating.code != training.code:
+        body = _TwoWays(evaluating, training)
     return body if output is None else _Picked(body, output)
 
 
@@ -63,10 +65,12 @@ class _TwoWays(nn.Module):
 
     def __init__(self, when_evaluating: nn.Module, when_training: nn.Module) -> None:
         super().__init__()
-        self.when_evaluating, self.when_training = when_evaluating, when_training
+        self.when_evaluating = when_evaluating
+        self.when_training = when_training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.when_training if self.training else self.when_evaluating)(*args, **kwargs)
+        body = self.when_training if self.training else self.when_evaluating
+        return body(*args, **kwargs)
 
 
 class _Picked(nn.Module):
@@ -74,7 +78,8 @@ class _Picked(nn.Module):
 
     def __init__(self, body: nn.Module, output: Output) -> None:
         super().__init__()
-        self.body, self.output = body, output
+        self.body = body
+        self.output = output
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return pick(self.body(*args, **kwargs), self.output)
@@ -82,43 +87,146 @@ class _Picked(nn.Module):
 
 def _check_ties(network: nn.Module) -> None:
     for name, first in ties(network).items():
-        if network.get_submodule(owner_of(name)) is not network.get_submodule(owner_of(first)):
+        owner = network.get_submodule(owner_of(name))
+        first_owner = network.get_submodule(owner_of(first))
+        if owner is not first_owner:
             raise ConversionError(
                 f"{name!r} and {first!r} are one tensor; in a packed network their layers need other shapes, so the "
                 "tie would break. Use the ensemble as it is (run='loop' or 'batched')."
             )
 
 
+def _positional(network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple:
+    """All inputs by position, with defaults filled in, as a traced network takes them."""
+    signature = inspect.signature(network.forward)
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return (*bound.args, *bound.kwargs.values())
+
+
+# --- tracing -----------------------------------------------------------------------------------------------------
+
+
 def _trace(network: nn.Module) -> fx.GraphModule:
     """Trace with torch.fx, which cannot follow `len(x)`: while it traces, that is the first size."""
-    scopes = {
-        id(scope): scope for m in network.modules() if (scope := _scope(m)) is not None and "len" not in scope
-    }
+    scopes = _users_globals(network)
     try:
-        for scope in scopes.values():
+        for scope in scopes:
             scope["len"] = _len
         return fx.symbolic_trace(network)
     except Exception as problem:
-        place = failure(problem, {id(m): name for name, m in network.named_modules()})
+        place = failure(problem, module_names(network))
+        at = f" ({place})" if place else ""
         raise ConversionError(
-            f"the network cannot be packed into one, because torch.fx cannot trace it"
-            f"{f' ({place})' if place else ''}: {problem}. Use the ensemble as it is (run='loop' or 'batched')."
+            f"the network cannot be packed into one, because torch.fx cannot trace it{at}: {problem}. "
+            "Use the ensemble as it is (run='loop' or 'batched')."
         ) from problem
     finally:
-        for scope in scopes.values():
+        for scope in scopes:
             scope.pop("len", None)
 
 
-def _scope(module: nn.Module) -> dict[str, Any] | None:
-    forward = getattr(type(module).forward, "__globals__", None)
-    return None if forward is None or str(forward.get("__name__", "")).startswith("torch.") else forward
+def _users_globals(network: nn.Module) -> list[dict[str, Any]]:
+    """The global names of the files in which forwards are written, but PyTorch's own and those that define len."""
+    scopes: dict[int, dict[str, Any]] = {}
+    for module in network.modules():
+        scope = getattr(type(module).forward, "__globals__", None)
+        if scope is None or "len" in scope:
+            continue
+        is_torchs = str(scope.get("__name__", "")).startswith("torch.")
+        if not is_torchs:
+            scopes[id(scope)] = scope
+    return list(scopes.values())
 
 
 def _len(x: Any) -> Any:
-    return x.size(0) if isinstance(x, fx.Proxy) else builtins.len(x)
+    if isinstance(x, fx.Proxy):
+        return x.size(0)
+    return builtins.len(x)
 
 
-def _positional(network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple:
-    bound = inspect.signature(network.forward).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return (*bound.args, *bound.kwargs.values())
+# --- writing the network again -----------------------------------------------------------------------------------
+
+
+def _packed_graph(
+    members: Sequence[nn.Module],
+    inputs: tuple,
+    root: nn.Module,
+    training: bool,
+) -> fx.GraphModule:
+    """One member's graph in train or eval mode, written again for all; layers go into `root`."""
+    example = copy.deepcopy(members[0]).train(training)
+    traced = _trace(example)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        shapes = shapes_of_nodes(copy.deepcopy(traced).eval(), inputs)
+    packer = Packer(list(members), shapes, root)
+    for node in traced.graph.nodes:
+        _NODE_RULES[node.op](packer, node)
+    return fx.GraphModule(root, packer.graph, "Packed")
+
+
+def _input(packer: Packer, node: Node) -> None:
+    default = node.args[0] if node.args else inspect.Signature.empty
+    made = packer.graph.placeholder(str(node.target), default_value=default)
+    packer.put(node, made, SHARED)
+
+
+def _tensor(packer: Packer, node: Node) -> None:
+    """A parameter or buffer that the network's code reads: stacked, or shared if it is a buffer that all have alike."""
+    name = new_name(node)
+    read = operator.attrgetter(str(node.target))
+    each = list(map(read, packer.members))
+    if not hasattr(packer.root, name):
+        _store(packer.root, name, each)
+    # A stacked tensor has one axis more. It may have been stored for the other mode's graph.
+    stored = getattr(packer.root, name)
+    layout = SHARED if stored.dim() == each[0].dim() else FRONT
+    packer.put(node, packer.graph.get_attr(name), layout)
+
+
+def _store(root: nn.Module, name: str, each: list[Tensor]) -> None:
+    """Give the packed network the members' tensors under one name."""
+    first = each[0]
+    if isinstance(first, nn.Parameter):
+        stacked = torch.stack([tensor.detach() for tensor in each])
+        root.register_parameter(name, nn.Parameter(stacked, first.requires_grad))
+    elif all(torch.equal(tensor, first) for tensor in each):
+        root.register_buffer(name, first.clone())
+    else:
+        root.register_buffer(name, torch.stack(each))
+
+
+def _method(packer: Packer, node: Node) -> None:
+    name = str(node.target)
+    pack_function(packer, node, name, getattr(Tensor, name))
+
+
+def _function(packer: Packer, node: Node) -> None:
+    function: Any = node.target
+    name = getattr(function, "__name__", str(function))
+    pack_function(packer, node, name, function)
+
+
+def _output(packer: Packer, node: Node) -> None:
+    """Every tensor of the answer with members in front."""
+
+    def in_front(part: Node) -> Node:
+        made = packer.front(part)
+        if packer.layout[part] == SHARED:
+            made = packer.method("unsqueeze", made, 0)
+            kept = [-1] * packer.rank(part)
+            made = packer.method("expand", made, packer.count, *kept)
+        return made
+
+    answer = packer.translate(node.args[0], in_front)
+    packer.graph.output(answer)
+
+
+_NODE_RULES: dict[str, Callable[[Packer, Node], None]] = {
+    "placeholder": _input,
+    "get_attr": _tensor,
+    "call_module": pack_layer,
+    "call_method": _method,
+    "call_function": _function,
+    "output": _output,
+}

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from covey.errors import ConversionError
-from covey.surgery.rules import Facts, Shortcuts, mark_data, recurrent_cell_forward, recurrent_forward
-from covey.surgery.symbols import Recorder, Size, Where, user_line
+from covey.surgery.attributes import as_tuple, attribute_names, counts_groups, counts_heads
+from covey.surgery.errors import TorchChangedError
+from covey.surgery.functions import Shortcuts
+from covey.surgery.operators import Facts, mark_data
+from covey.surgery.recorder import Recorder, Size, expression
+from covey.surgery.recurrent import recurrent_cell_forward, recurrent_forward
+from covey.surgery.source import failure, module_names
+from covey.surgery.torch_internals import (
+    convolution_class,
+    fake_tensors,
+    leaves,
+    map_leaves,
+    plain_attention,
+    watch_operators,
+)
 
-# What the forward of PyTorch's own layers reads besides tensors. A user's module may read any of its numbers.
-_READ: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.modules.conv._ConvNd: ("groups",),
-    nn.GroupNorm: ("num_groups",),
-    nn.LayerNorm: ("normalized_shape",),
-    nn.RMSNorm: ("normalized_shape",),
-    nn.MultiheadAttention: ("num_heads", "embed_dim", "head_dim"),
-    nn.RNNBase: ("input_size", "hidden_size", "proj_size"),
-    nn.RNNCellBase: ("input_size", "hidden_size"),
-    nn.Unflatten: ("unflattened_size",),
-}
-_HEADS = re.compile(r"(?<!per_)heads?(?!.*(dim|size|width|channel|feature|chan))", re.IGNORECASE)
-_GROUPS = re.compile(r"groups?$", re.IGNORECASE)
-
+Output = Callable[[Any], Any] | None
 AttributeSizes = Size | tuple[Size, ...]
 
 
 @dataclass
 class Probe:
-    """Sizes of tensors (by name) and attributes (by module path and name), in symbols."""
+    """What one run on symbols told about a network.
+
+    Args:
+        recorder: symbols and equations.
+        tensors: sizes of parameters and buffers, by name.
+        attributes: sizes that modules keep, by module path and attribute name.
+        heads: symbols that count attention heads.
+        groups: symbols that count groups of channels.
+    """
 
     recorder: Recorder
     tensors: dict[str, tuple[Size, ...]] = field(default_factory=dict)
@@ -49,7 +55,7 @@ def probe(
     network: nn.Module,
     args: tuple,
     kwargs: dict[str, Any],
-    output: Callable[[Any], Any] | None = None,
+    output: Output = None,
 ) -> Probe:
     """Run `network` once with symbolic sizes and return what was learnt.
 
@@ -61,6 +67,8 @@ def probe(
     """
     try:
         return _probe(network, args, kwargs, output, users_numbers=True)
+    except TorchChangedError:
+        raise
     except Exception as problem:
         # A module may insist that its numbers are plain ints; then they are, and count as written in its code.
         try:
@@ -74,92 +82,111 @@ def without_tensors(network: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for tensor in [*network.parameters(), *network.buffers()]:
         twin = torch.empty_like(tensor, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(twin, tensor.requires_grad) if is_parameter else twin
+        if isinstance(tensor, nn.Parameter):
+            twin = nn.Parameter(twin, tensor.requires_grad)
+        memo[id(tensor)] = twin
     return copy.deepcopy(network, memo)
 
 
 def _probe(
-    network: nn.Module, args: tuple, kwargs: dict[str, Any], output: Callable | None, users_numbers: bool
+    network: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    output: Output,
+    users_numbers: bool,
 ) -> Probe:
     skeleton = without_tensors(network).eval()
-    recorder = Recorder({id(module): name for name, module in skeleton.named_modules()})
+    recorder = Recorder(module_names(skeleton))
     found = Probe(recorder)
-    fake = FakeTensorMode(shape_env=recorder, allow_non_fake_inputs=True)
-    fake.cache_enabled = False
-    _symbols_for_attributes(skeleton, found, users_numbers)
+    fake = fake_tensors(recorder.environment)
+    facts = Facts(recorder)
+    _put_symbols_into_attributes(skeleton, found, users_numbers)
+    _replace_recurrent_forwards(skeleton, recorder)
     with fake:
-        tensors = _symbols_for_tensors(skeleton, found)
-        args, kwargs = tree_map(lambda leaf: _symbolic_input(leaf, recorder), (args, kwargs))
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+        tensors = _symbolic_tensors(skeleton, found)
+        symbolic = partial(_symbolic_input, recorder=recorder)
+        args, kwargs = map_leaves(symbolic, (args, kwargs))
     try:
-        with torch.no_grad(), fake, Facts(recorder), Shortcuts(recorder):
+        # Functions reach Shortcuts first, operators Facts, and the fake tensors what neither answers.
+        with torch.no_grad(), plain_attention(), fake, watch_operators(facts.observe), Shortcuts(recorder):
             answer = torch.func.functional_call(skeleton, tensors, args, kwargs)
             answer = output(answer) if output else answer
+    except TorchChangedError:
+        raise
     except Exception as problem:
-        place = failure(problem, recorder.modules)
-        raise ConversionError(
-            f"The network cannot be run on symbolic sizes, so its widths are not known: "
-            f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
-            f"{f' ({place})' if place else ''}. Give the narrow network yourself (narrow=...)."
-        ) from problem
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-    for leaf in tree_leaves(answer):
-        if isinstance(leaf, Tensor):
-            for size in leaf.shape:
-                if isinstance(size, torch.SymInt):
-                    recorder.equate(size, recorder.from_data(size))
+        raise _cannot_run(problem, recorder) from problem
+    _fix_answer(answer, recorder)
     return found
 
 
-def failure(problem: BaseException, modules: dict[int, str]) -> Where | None:
-    """Where in the network's own code an exception was raised."""
-    trace, frame = problem.__traceback__, None
-    while trace is not None:
-        frame, trace = trace.tb_frame, trace.tb_next
-    return user_line(modules, frame) if frame else None
+def _cannot_run(problem: Exception, recorder: Recorder) -> ConversionError:
+    first_line, _, _ = str(problem).partition("\n")
+    reason = f"{type(problem).__name__}: {first_line}"
+    place = failure(problem, recorder.modules)
+    at = f" ({place})" if place else ""
+    return ConversionError(
+        f"The network cannot be run on symbolic sizes, so its widths are not known: {reason}{at}. "
+        "Give the narrow network yourself (narrow=...)."
+    )
 
 
-def attribute_names(module: nn.Module, users_numbers: bool = True) -> Iterator[str]:
-    """The attributes of a module whose whole numbers (or tuples of them) its forward may read."""
-    of_torch: set[str] = set()
-    for kind, names in _READ.items():
-        if isinstance(module, kind):
-            yield from (name for name in names if name in vars(module))
-    mine = type(module).__module__.startswith("torch.nn")
-    if mine or not users_numbers:
-        return
-    for kind in type(module).__mro__:
-        if kind.__module__.startswith("torch.nn"):
-            of_torch.update(getattr(kind, "__constants__", ()), vars(kind).get("__annotations__", ()))
-    for name, value in vars(module).items():
-        numbers = value if isinstance(value, tuple | list) else (value,)
-        whole = bool(numbers) and all(type(number) is int for number in numbers)
-        if whole and not name.startswith("_") and name not in of_torch:
-            yield name
+def _fix_answer(answer: Any, recorder: Recorder) -> None:
+    """Sizes of the answer stay as they are: they are tied to sizes that the input decides."""
+    for leaf in leaves(answer):
+        if not isinstance(leaf, Tensor):
+            continue
+        for size in leaf.shape:
+            if isinstance(size, torch.SymInt):
+                recorder.equate(size, recorder.from_data(size))
 
 
-def _symbols_for_attributes(skeleton: nn.Module, found: Probe, users_numbers: bool) -> None:
-    rec = found.recorder
+# --- symbols in the place of sizes -------------------------------------------------------------------------------
+
+
+def _put_symbols_into_attributes(skeleton: nn.Module, found: Probe, users_numbers: bool) -> None:
     for path, module in skeleton.named_modules():
         for name in list(attribute_names(module, users_numbers)):
             value = vars(module)[name]
-            label = f"{path}.{name}" if path else name
-            numbers = value if isinstance(value, tuple | list) else (value,)
-            sizes = tuple(rec.symbol(number, label) if number > 1 else number for number in numbers)
-            counts = found.heads if _HEADS.search(name) else found.groups if _GROUPS.search(name) else set()
-            counts.update(size.node.expr for size in sizes if isinstance(size, torch.SymInt))
-            found.attributes[path, name] = sizes if isinstance(value, tuple | list) else sizes[0]
-            vars(module)[name] = type(value)(sizes) if isinstance(value, tuple | list) else sizes[0]
+            sizes = _symbols_for(path, name, value, found)
+            if isinstance(value, tuple | list):
+                found.attributes[path, name] = sizes
+                vars(module)[name] = type(value)(sizes)
+            else:
+                found.attributes[path, name] = sizes[0]
+                vars(module)[name] = sizes[0]
+
+
+def _symbols_for(
+    path: str,
+    name: str,
+    value: Any,
+    found: Probe,
+) -> tuple[Size, ...]:
+    """A symbol for each number of an attribute, entered among heads or groups by the attribute's name."""
+    label = f"{path}.{name}" if path else name
+    make = partial(found.recorder.symbol, label=label)
+    sizes = tuple(map(make, as_tuple(value)))
+    counts: set[Any] = set()
+    if counts_heads(name):
+        counts = found.heads
+    elif counts_groups(name):
+        counts = found.groups
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            counts.add(expression(size))
+    return sizes
+
+
+def _replace_recurrent_forwards(skeleton: nn.Module, recorder: Recorder) -> None:
+    for module in skeleton.modules():
         if isinstance(module, nn.RNNBase):
-            vars(module)["forward"] = recurrent_forward(module, rec)
+            vars(module)["forward"] = recurrent_forward(module, recorder)
         elif isinstance(module, nn.RNNCellBase):
-            vars(module)["forward"] = recurrent_cell_forward(module, rec)
+            vars(module)["forward"] = recurrent_cell_forward(module, recorder)
 
 
-def _symbols_for_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]:
+def _symbolic_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]:
+    """A tensor of symbolic size for every name; tied names get the same one."""
     made: dict[int, Tensor] = {}
     tensors: dict[str, Tensor] = {}
     named = [
@@ -167,22 +194,33 @@ def _symbols_for_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]
         *skeleton.named_buffers(remove_duplicate=False),
     ]
     for name, tensor in named:
-        path = name.rpartition(".")[0]
-        kernel = 2 if isinstance(skeleton.get_submodule(path), nn.modules.conv._ConvNd) else tensor.dim()
         if id(tensor) not in made:
-            sizes = [
-                found.recorder.symbol(size, f"{name} (axis {axis})") if axis < kernel else size
-                for axis, size in enumerate(tensor.shape)
-            ]
-            made[id(tensor)] = torch.empty(sizes, dtype=tensor.dtype, device="cpu")
-        tensors[name] = made[id(tensor)]
-        found.tensors[name] = tuple(tensors[name].shape)
+            made[id(tensor)] = _symbolic_tensor(skeleton, name, tensor, found.recorder)
+        twin = made[id(tensor)]
+        tensors[name] = twin
+        found.tensors[name] = tuple(twin.shape)
     return tensors
+
+
+def _symbolic_tensor(
+    skeleton: nn.Module,
+    name: str,
+    tensor: Tensor,
+    recorder: Recorder,
+) -> Tensor:
+    owner = skeleton.get_submodule(name.rpartition(".")[0])
+    is_convolution = isinstance(owner, convolution_class())
+    sizes: list[Size] = []
+    for axis, size in enumerate(tensor.shape):
+        if is_convolution and axis >= 2:  # the kernel's size
+            sizes.append(size)
+        else:
+            sizes.append(recorder.symbol(size, f"{name} (axis {axis})"))
+    return torch.empty(sizes, dtype=tensor.dtype, device="cpu")
 
 
 def _symbolic_input(leaf: Any, recorder: Recorder) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    return mark_data(
-        torch.empty([recorder.from_data(size) for size in leaf.shape], dtype=leaf.dtype, device="cpu")
-    )
+    sizes = [recorder.from_data(size) for size in leaf.shape]
+    return mark_data(torch.empty(sizes, dtype=leaf.dtype, device="cpu"))

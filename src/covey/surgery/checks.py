@@ -1,0 +1,125 @@
+"""Checks that a narrow network does what the original does: same ties, same shapes of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.errors import ConversionError, OptionError
+from covey.networks.modes import evaluating
+from covey.surgery.source import failure, module_names
+from covey.surgery.torch_internals import leaves, map_leaves
+
+Output = Callable[[Any], Any] | None
+Shapes = list[tuple[int, ...]]
+
+
+def as_inputs(example: Any) -> tuple[tuple, dict[str, Any]]:
+    """Positional and keyword inputs out of an example: a tensor, a tuple, or a dict."""
+    if isinstance(example, dict):
+        return (), example
+    if isinstance(example, tuple | list):
+        return tuple(example), {}
+    if not isinstance(example, Tensor):
+        raise OptionError(
+            f"example must be a tensor, a tuple or a dict of inputs; got {type(example).__name__}."
+        )
+    return (example,), {}
+
+
+def check_runs(
+    small: nn.Module,
+    network: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    output: Output = None,
+) -> None:
+    """Check that the narrow network ties what the original ties, and answers in the same shape at two batch sizes.
+
+    Args:
+        small: the narrow network.
+        network: the original.
+        args: positional inputs.
+        kwargs: inputs by keyword.
+        output: picks the answer out of what a network returns.
+
+    Raises:
+        ConversionError: it does not; the message names the module and line.
+    """
+    _check_ties(small, network)
+    batch = _batch_size((args, kwargs))
+    for wanted in (batch, batch + 1):
+        resize = partial(_with_batch, batch=batch, wanted=wanted)
+        inputs = map_leaves(resize, (args, kwargs))
+        try:
+            expected = _answer_shapes(network, inputs, output)
+        except Exception:
+            continue  # the original cannot do it either
+        try:
+            got = _answer_shapes(small, inputs, output)
+        except Exception as problem:
+            raise _does_not_run(problem, small, wanted) from problem
+        if got != expected:
+            raise ConversionError(
+                f"The narrow network answers with shapes {got}; the original's are {expected}."
+            )
+
+
+def _does_not_run(problem: Exception, small: nn.Module, batch: int) -> ConversionError:
+    place = failure(problem, module_names(small))
+    at = f" in {place}" if place else ""
+    return ConversionError(
+        f"The narrow network fails at batch size {batch}{at}: {type(problem).__name__}: {problem}. "
+        "The network's code may fix a width there; give the narrow network yourself (narrow=...)."
+    )
+
+
+def _check_ties(small: nn.Module, network: nn.Module) -> None:
+    broken = _ties(network) ^ _ties(small)
+    if broken:
+        names = sorted(next(iter(broken)))
+        raise ConversionError(f"Narrowing broke the tie between {names}.")
+
+
+def _ties(network: nn.Module) -> set[frozenset[str]]:
+    """Sets of names that belong to one parameter."""
+    names: dict[int, set[str]] = {}
+    for name, tensor in network.named_parameters(remove_duplicate=False):
+        names.setdefault(id(tensor), set()).add(name)
+    return {frozenset(group) for group in names.values() if len(group) > 1}
+
+
+def _batch_size(inputs: Any) -> int:
+    """The first axis of the first input tensor that has one; 0 if there is none."""
+    for leaf in leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return leaf.shape[0]
+    return 0
+
+
+def _with_batch(leaf: Any, batch: int, wanted: int) -> Any:
+    """An input with `wanted` samples in place of `batch`; what is no batch of samples stays."""
+    if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+        return leaf
+    if leaf.shape[0] != batch:
+        return leaf
+    if wanted > batch:
+        return torch.cat([leaf, leaf[: wanted - batch]])
+    return leaf[:wanted]
+
+
+def _answer_shapes(network: nn.Module, inputs: tuple[tuple, dict], output: Output) -> Shapes:
+    args, kwargs = inputs
+    with evaluating(network), torch.no_grad():
+        answer = network(*args, **kwargs)
+    if output is not None:
+        answer = output(answer)
+    shapes = []
+    for leaf in leaves(answer):
+        if isinstance(leaf, Tensor):
+            shapes.append(tuple(leaf.shape))
+    return shapes

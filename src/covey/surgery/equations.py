@@ -1,0 +1,264 @@
+"""Solves a network's size equations: every symbol in terms of a few free ones.
+
+What depends on the input's sizes alone stays; what comes out as a number of its own was written in the network's
+code; what is left free and belongs to a weight is a width. `widths` chooses new values for those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import sympy
+from sympy import Expr, Symbol
+
+from covey.surgery.attributes import as_tuple
+from covey.surgery.probe import Probe
+from covey.surgery.recorder import Equation, Multiples, SymbolSizes, expression
+from covey.surgery.source import Where
+from covey.surgery.torch_internals import formula_kinds
+
+Symbols = set[Symbol]
+Formulas = dict[Symbol, Expr]
+Slopes = dict[Symbol, Expr]  # the factor of each symbol in a sum
+
+
+@dataclass
+class System:
+    """The equations of a network, eliminated.
+
+    Args:
+        original: size of every symbol in the original network.
+        solved: symbols written in terms of others.
+        reasons: the line that each was solved by.
+        multiples: pairs (a, b) where a must stay a multiple of b.
+        data: symbols that the input decides.
+        heads: symbols that count attention heads (scaled).
+        groups: other counts (kept).
+        attributes: symbols of modules' attributes.
+        widths: free symbols that belong to a weight and are summed over.
+    """
+
+    original: SymbolSizes
+    solved: Formulas = field(default_factory=dict)
+    reasons: dict[Symbol, Where | None] = field(default_factory=dict)
+    multiples: Multiples = field(default_factory=list)
+    data: Symbols = field(default_factory=set)
+    heads: Symbols = field(default_factory=set)
+    groups: Symbols = field(default_factory=set)
+    attributes: Symbols = field(default_factory=set)
+    widths: Symbols = field(default_factory=set)
+
+    def resolve(self, expr: Expr) -> Expr:
+        """The expression in free symbols only."""
+        while True:
+            known = {}
+            for symbol in expr.free_symbols:
+                if symbol in self.solved:
+                    known[symbol] = self.solved[symbol]
+            if not known:
+                return expr
+            expr = expr.xreplace(known)
+            if _linear_slopes(expr) is None:
+                expr = sympy.expand(expr)
+
+    def value(self, expr: Expr, chosen: SymbolSizes) -> sympy.Rational:
+        """The expression's value for chosen sizes of the free symbols."""
+        resolved = self.resolve(expr)
+        return sympy.Rational(resolved.xreplace({**self.original, **chosen}))
+
+    def use(self, equation: Equation) -> None:
+        """Write one more symbol in terms of others by an equation, unless it says nothing new."""
+        gap = self.resolve(equation.left) - self.resolve(equation.right)
+        gap = self._without_data(gap)
+        if gap == 0:
+            return
+        if _linear_slopes(gap) is None:
+            # gap == 0 means that its numerator is 0, and that is a polynomial.
+            numerator, _ = sympy.fraction(sympy.together(gap))
+            gap = sympy.expand(numerator)
+        slopes = _slopes(gap)
+        symbol = self._best_symbol(gap, slopes)
+        if symbol is None:
+            return
+        slope = slopes[symbol]
+        value = symbol - gap / slope
+        shorten = sympy.expand if slope.is_Number else sympy.cancel
+        self.solved[symbol] = shorten(value)
+        self.reasons[symbol] = equation.where
+
+    def _without_data(self, gap: Expr) -> Expr:
+        """An equation's gap with the input's sizes as numbers, where they do not tell what a width comes from.
+
+        `s7 - 4 s2 = 0` with one width s7 and an input size s2 says that s7 is the data's business. Between two
+        widths (a flattened image in front of a linear layer) the input's sizes are only numbers.
+        """
+        if not gap.free_symbols & self.data:
+            return gap
+        numbers = {}
+        for symbol in self.data:
+            numbers[symbol] = sympy.Integer(self.original[symbol])
+        in_numbers = sympy.expand(gap.xreplace(numbers))
+        is_between_widths = len(gap.free_symbols - self.data) > 1
+        if in_numbers == 0 or is_between_widths:
+            return in_numbers
+        return gap
+
+    def _best_symbol(self, gap: Expr, slopes: Slopes) -> Symbol | None:
+        """The symbol to solve the equation gap == 0 for, or None if it has none that can be solved for."""
+        candidates = [symbol for symbol in slopes if symbol not in self.data]
+        if not candidates:
+            return None
+
+        def preference(symbol: Symbol) -> tuple[int, int, str]:
+            rank = self._rank(gap, symbol, slopes[symbol])
+            return rank, self.original[symbol], str(symbol)
+
+        return max(candidates, key=preference)
+
+    def _rank(self, gap: Expr, symbol: Symbol, slope: Expr) -> int:
+        """How good it is to solve the equation gap == 0 for a symbol, from 0 to 4."""
+        counts = self.heads | self.groups
+        if symbol in counts:
+            # A count that a width decides (groups of a depthwise convolution) follows it; else it stays free.
+            widths = gap.free_symbols - counts - self.data
+            return 4 if slope.is_Number and widths else 0
+        # The width of a head: the heads and the whole width stay free.
+        if slope.free_symbols & counts:
+            return 3
+        if symbol in self.attributes and slope.free_symbols - self.data:
+            return 3
+        is_plain = slope.is_Number and abs(slope) == 1
+        return 2 if is_plain else 1
+
+
+def eliminate(found: Probe) -> System:
+    """Solve the equations that a probe recorded."""
+    recorder = found.recorder
+    sizes = recorder.sizes
+    system = System(
+        original=dict(sizes),
+        data=set(recorder.data),
+        heads=found.heads,
+        groups=found.groups,
+    )
+    for held in found.attributes.values():
+        for size in as_tuple(held):
+            system.attributes |= expression(size).free_symbols
+
+    ignored: Multiples = []  # what divisions inside a demand would demand
+    for size, divisor in recorder.multiples:
+        whole = exact(size, sizes, ignored)
+        part = exact(divisor, sizes, ignored)
+        system.multiples.append((whole, part))
+    equations = []
+    for equation in recorder.equations:
+        left = exact(equation.left, sizes, system.multiples)
+        right = exact(equation.right, sizes, system.multiples)
+        equations.append(Equation(left, right, equation.where))
+    # Short equations first: they join most symbols, and the others come out short.
+    equations.sort(key=_is_long)
+    for equation in equations:
+        system.use(equation)
+    _find_widths(found, system)
+    return system
+
+
+def _is_long(equation: Equation) -> bool:
+    symbols = len(equation.left.free_symbols) + len(equation.right.free_symbols)
+    return symbols > 2
+
+
+def _find_widths(found: Probe, system: System) -> None:
+    """Enter the free symbols that are widths: they belong to a weight, and something sums over them."""
+    summed: Symbols = set()
+    for expr in found.recorder.summed:
+        summed |= system.resolve(expr).free_symbols
+    for expr in found.recorder.widths:
+        in_weight = system.resolve(expr).free_symbols
+        system.widths |= (in_weight & summed) - system.data
+    # The heads that must divide a width are scaled with it.
+    for size, divisor in system.multiples:
+        used: Symbols = set()
+        used |= system.resolve(size).free_symbols
+        used |= system.resolve(divisor).free_symbols
+        if used & system.widths:
+            system.widths |= used & system.heads
+
+
+def hard_coded(found: Probe, system: System) -> tuple[str, Where | None] | None:
+    """A width that the network's code fixes by a number, and where, or None."""
+    for name, sizes in found.tensors.items():
+        for axis, size in enumerate(sizes):
+            expr = expression(size)
+            is_width = expr.is_Symbol and expr in found.recorder.widths
+            if is_width and system.resolve(expr).is_Number:
+                return f"{name} (axis {axis})", _reason(system, expr)
+    return None
+
+
+def _reason(system: System, symbol: Symbol) -> Where | None:
+    """The line that made a symbol a number, found by following what it was solved by."""
+    while True:
+        value = system.solved[symbol]
+        if not value.free_symbols:
+            return system.reasons[symbol]
+        symbol = next(iter(value.free_symbols))
+
+
+# --- formulas ----------------------------------------------------------------------------------------------------
+
+
+def exact(expr: Expr, sizes: SymbolSizes, multiples: Multiples) -> Expr:
+    """Write whole-number division as the exact division that it is in the original network.
+
+    `(3 h d + 2) // 3` (a chunk into three) becomes `h d`. That the numerator stays a multiple is added to `multiples`.
+    """
+    if expr.is_Symbol or expr.is_Number:
+        return expr
+    kinds = formula_kinds()
+    parts = [exact(part, sizes, multiples) for part in expr.args]
+    if isinstance(expr, kinds.divisions):
+        top, bottom = parts
+        if isinstance(expr, kinds.floor_division):
+            rest = top.xreplace(sizes) % bottom.xreplace(sizes)
+            top = top - rest
+        top = sympy.expand(top)
+        multiples.append((top, bottom))
+        return sympy.expand(top / bottom)
+    if isinstance(expr, kinds.roundings) and parts[0].xreplace(sizes).is_Integer:
+        return parts[0]
+    if isinstance(expr, kinds.maxima):
+        return max(parts, key=lambda part: part.xreplace(sizes))
+    if isinstance(expr, kinds.minima):
+        return min(parts, key=lambda part: part.xreplace(sizes))
+    if isinstance(expr, sympy.Add | sympy.Mul | sympy.Pow):
+        return expr.func(*parts)
+    # Whatever else there is (remainders, rounding that does not come out even) is a number of the original network.
+    return sympy.Integer(int(expr.xreplace(sizes)))
+
+
+def _linear_slopes(expr: Expr) -> Slopes | None:
+    """The coefficients of a linear expression, or None for others. Most are, and expanding the rest is slow."""
+    slopes: Slopes = {}
+    for term in sympy.Add.make_args(expr):
+        factor, symbol = term.as_coeff_Mul()
+        if symbol.is_Symbol:
+            slopes[symbol] = factor
+        elif symbol is not sympy.S.One:
+            return None
+    return slopes
+
+
+def _slopes(gap: Expr) -> Slopes:
+    """The factor of each symbol in which gap is linear."""
+    linear = _linear_slopes(gap)
+    if linear is not None:
+        return linear
+    slopes: Slopes = {}
+    for symbol in gap.free_symbols:
+        slope = gap.coeff(symbol, 1)
+        rest = gap.coeff(symbol, 0)
+        difference = sympy.expand(slope * symbol + rest - gap)
+        if slope != 0 and difference == 0:
+            slopes[symbol] = slope
+    return slopes

@@ -1,0 +1,306 @@
+"""Every private part of PyTorch that surgery leans on, each behind one function.
+
+PyTorch promises to keep its public names. Symbolic sizes, fake tensors and the classes behind its layers are not among
+them, so they may move with any release. Nothing else in this package names them: when PyTorch changes, this file is
+what has to follow, and until it does, users get a `TorchChangedError` that says which part is missing.
+
+Imports stand inside the functions. That keeps sympy out of `import covey`, and a missing part hurts only those
+who need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from covey.surgery.errors import TorchChangedError
+
+if TYPE_CHECKING:
+    import sympy
+    from torch.fx.experimental.sym_node import SymNode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.nn.modules.batchnorm import _NormBase
+    from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+    from torch.nn.modules.dropout import _DropoutNd
+
+Learn = Callable[["sympy.Basic", bool], None]
+Run = Callable[[], Any]
+Observe = Callable[[str, tuple, dict[str, Any], Run], Any]
+
+
+@contextmanager
+def _hook(name: str, purpose: str) -> Iterator[None]:
+    """Report what goes wrong inside as a change of PyTorch: a part that is gone, or is called in another way."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as problem:
+        raise TorchChangedError(name, purpose) from problem
+
+
+# --- nested inputs and outputs -----------------------------------------------------------------------------------
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What nested tuples, lists, dicts and model outputs hold, in order."""
+    with _hook("torch.utils._pytree.tree_leaves", "look into nested inputs and outputs"):
+        from torch.utils._pytree import tree_leaves
+    return tree_leaves(tree)
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """The same nesting with `function` applied to each leaf (and to the leaves of `others` in the same place)."""
+    with _hook("torch.utils._pytree.tree_map", "change nested inputs and outputs"):
+        from torch.utils._pytree import tree_map
+    return tree_map(function, tree, *others)
+
+
+# --- symbolic sizes ----------------------------------------------------------------------------------------------
+
+
+def answering_environment(learn: Learn) -> ShapeEnv:
+    """The place where symbolic sizes live, which answers PyTorch's questions by the original network's sizes.
+
+    While a network runs on symbolic sizes PyTorch asks whether this size equals that one. A plain ShapeEnv would
+    work the answer out, guard on it and put known values in. This one does none of that: it gives the answer that
+    holds in the original network and passes question and answer on.
+
+    Args:
+        learn: called with each yes-no question, a sympy expression, and its answer.
+    """
+    purpose = "run a network on symbolic sizes"
+    with _hook("torch.fx.experimental.symbolic_shapes.ShapeEnv", purpose):
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    for method in ("evaluate_sym_node", "_maybe_evaluate_static", "replace"):
+        # These are overridden below. Under another name PyTorch would never call them, and nothing would be learnt.
+        with _hook(f"torch.fx.experimental.symbolic_shapes.ShapeEnv.{method}", purpose):
+            getattr(ShapeEnv, method)
+
+    import sympy
+
+    class Answering(ShapeEnv):
+        def evaluate_sym_node(
+            self,
+            sym_node: SymNode,
+            size_oblivious: bool = False,
+            fallback_value: bool | None = None,
+        ) -> sympy.Basic:
+            answer = sym_node.hint
+            if answer is None:
+                raise RuntimeError("the network decides by the values of its data, which symbols do not have")
+            if isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom):
+                learn(sym_node.expr, bool(answer))
+                return sympy.true if answer else sympy.false
+            return sympy.sympify(answer)
+
+        def _maybe_evaluate_static(self, expr: sympy.Basic, **options: object) -> sympy.Basic | None:  # type: ignore[override]
+            is_known = expr.is_Number or expr in (sympy.true, sympy.false)
+            return expr if is_known else None
+
+        def replace(self, expr: sympy.Basic) -> sympy.Basic:  # type: ignore[override]
+            return expr
+
+    with _hook("torch.fx.experimental.symbolic_shapes.ShapeEnv(duck_shape=, specialize_zero_one=)", purpose):
+        return Answering(duck_shape=False, specialize_zero_one=True)
+
+
+def symbolic_size(symbol: sympy.Symbol, size: int, environment: ShapeEnv) -> torch.SymInt:
+    """An int that PyTorch takes for a size, is `symbol` in formulas, and was `size` in the original network."""
+    with _hook("torch.fx.experimental.sym_node.SymNode", "make symbolic sizes"):
+        from torch.fx.experimental.sym_node import SymNode
+        from torch.utils._sympy.numbers import int_oo
+        from torch.utils._sympy.value_ranges import ValueRanges
+
+        environment.var_to_range[symbol] = ValueRanges(2, int_oo)
+        node = SymNode(symbol, environment, int, size)
+        return torch.SymInt(node)
+
+
+def size_formula(size: torch.SymInt) -> sympy.Expr:
+    """A symbolic size as a formula of symbols."""
+    with _hook("torch.SymInt.node.expr", "read the formula of a symbolic size"):
+        return size.node.expr
+
+
+def original_size(size: torch.SymInt) -> int:
+    """What a symbolic size is in the original network."""
+    with _hook("torch.SymInt.node.hint", "read the value of a symbolic size"):
+        return int(size.node.hint)
+
+
+@dataclass(frozen=True)
+class FormulaKinds:
+    """The functions of PyTorch's own that occur in formulas of sizes, beside sympy's.
+
+    Args:
+        floor_division: `a // b`.
+        divisions: whole-number and true division of whole numbers.
+        remainders: `a % b`.
+        roundings: from a fraction to a whole number.
+        maxima: the larger of several sizes.
+        minima: the smaller of several sizes.
+    """
+
+    floor_division: tuple[type, ...]
+    divisions: tuple[type, ...]
+    remainders: tuple[type, ...]
+    roundings: tuple[type, ...]
+    maxima: tuple[type, ...]
+    minima: tuple[type, ...]
+
+
+def formula_kinds() -> FormulaKinds:
+    """Which classes of formula mean division, remainder, rounding, maximum and minimum."""
+    import sympy
+
+    with _hook("torch.utils._sympy.functions", "read the formulas of symbolic sizes"):
+        from torch.utils._sympy import functions
+
+        return FormulaKinds(
+            floor_division=(functions.FloorDiv,),
+            divisions=(functions.FloorDiv, functions.IntTrueDiv),
+            remainders=(functions.Mod, functions.PythonMod),
+            roundings=(functions.CeilToInt, functions.FloorToInt, functions.TruncToInt),
+            maxima=(sympy.Max, functions.Max),
+            minima=(sympy.Min, functions.Min),
+        )
+
+
+# --- running a network without numbers ----------------------------------------------------------------------------
+
+
+def fake_tensors(environment: ShapeEnv) -> AbstractContextManager[Any]:
+    """A context in which tensors have sizes but no content; sizes may be symbols of `environment`."""
+    with _hook("torch._subclasses.fake_tensor.FakeTensorMode", "run a network on sizes alone"):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    with _hook(
+        "torch._subclasses.fake_tensor.FakeTensorMode.cache_enabled", "see every operation that is run"
+    ):
+        # A cached operation asks no questions, so its equations would be missed.
+        mode.cache_enabled  # noqa: B018
+        mode.cache_enabled = False
+    return mode
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """A context in which nn.MultiheadAttention and encoder layers run their Python code, not one fused kernel."""
+    with _hook("torch.backends.mha.set_fastpath_enabled", "see what happens inside attention layers"):
+        was_enabled = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+def watch_operators(observe: Observe) -> AbstractContextManager[Any]:
+    """A context in which every operator that PyTorch runs goes through `observe`.
+
+    Args:
+        observe: called with the operator's name ("aten.mm"), its arguments by position and by keyword, and a
+            function that runs it; what it returns is the operator's result.
+    """
+    with _hook("torch.utils._python_dispatch.TorchDispatchMode", "see every operation that is run"):
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(
+            self,
+            func: Any,
+            types: Sequence[type],
+            args: tuple = (),
+            kwargs: dict | None = None,
+        ) -> Any:
+            named = kwargs or {}
+
+            def run() -> Any:
+                return func(*args, **named)
+
+            return observe(str(func.overloadpacket), args, named, run)
+
+    return Watching()
+
+
+def require_operators(names: Iterable[str]) -> None:
+    """Check that PyTorch still has these operators ("aten.mm"): a rule for one that is gone would never be used."""
+    for name in names:
+        with _hook(f"torch.ops.{name}", "know what an operation does to sizes"):
+            getattr(torch.ops.aten, name.removeprefix("aten."))
+
+
+# --- layers ------------------------------------------------------------------------------------------------------
+
+
+def convolution_class() -> type[_ConvNd]:
+    """What all convolutions are, the transposed ones too."""
+    with _hook("torch.nn.modules.conv._ConvNd", "tell convolutions from other layers"):
+        return nn.modules.conv._ConvNd
+
+
+def transposed_convolution_class() -> type[_ConvTransposeNd]:
+    """What all transposed convolutions are."""
+    with _hook("torch.nn.modules.conv._ConvTransposeNd", "tell transposed convolutions from other layers"):
+        return nn.modules.conv._ConvTransposeNd
+
+
+def batch_norm_class() -> type[_NormBase]:
+    """What all batch and instance norms are."""
+    with _hook("torch.nn.modules.batchnorm._NormBase", "tell batch norms from other layers"):
+        return nn.modules.batchnorm._NormBase
+
+
+def dropout_class() -> type[_DropoutNd]:
+    """What all dropout layers are."""
+    with _hook("torch.nn.modules.dropout._DropoutNd", "tell dropout from other layers"):
+        return nn.modules.dropout._DropoutNd
+
+
+def pooling_classes() -> tuple[type[nn.Module], ...]:
+    """What all pooling layers are, fixed and adaptive, maximum and average."""
+    with _hook("torch.nn.modules.pooling", "tell pooling from other layers"):
+        pooling = nn.modules.pooling
+        return (
+            pooling._MaxPoolNd,
+            pooling._AvgPoolNd,
+            pooling._AdaptiveAvgPoolNd,
+            pooling._AdaptiveMaxPoolNd,
+        )
+
+
+def has_joint_projection(layer: nn.MultiheadAttention) -> bool:
+    """Whether queries, keys and values are projected by one tensor (in_proj_weight) and not by three."""
+    with _hook("torch.nn.MultiheadAttention._qkv_same_embed_dim", "read the weights of attention layers"):
+        return layer._qkv_same_embed_dim
+
+
+def names_kept_by_torch(module: nn.Module) -> set[str]:
+    """Attributes that PyTorch's own base classes of a module declare, by `__constants__` or annotation."""
+    names: set[str] = set()
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn"):
+            names.update(getattr(kind, "__constants__", ()))
+            names.update(vars(kind).get("__annotations__", ()))
+    return names
+
+
+# --- tracing -----------------------------------------------------------------------------------------------------
+
+
+def shapes_of_nodes(traced: fx.GraphModule, inputs: tuple) -> dict[str, Any]:
+    """Run a traced network and return what each node's tensor looked like: with a `shape`, or None for other values."""
+    with _hook("torch.fx.passes.shape_prop.ShapeProp", "know the shapes inside a network"):
+        from torch.fx.passes.shape_prop import ShapeProp
+
+        propagation = ShapeProp(traced)
+    propagation.propagate(*inputs)
+    shapes: dict[str, Any] = {}
+    for node in traced.graph.nodes:
+        shapes[node.name] = node.meta.get("tensor_meta")
+    return shapes
