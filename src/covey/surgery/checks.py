@@ -9,26 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.errors import ConversionError, OptionError
+from covey.errors import ConversionError
 from covey.networks.modes import evaluating
 from covey.surgery.source import failure, module_names
 from covey.surgery.torch_internals import leaves, map_leaves
 
 Output = Callable[[Any], Any] | None
 Shapes = list[tuple[int, ...]]
-
-
-def as_inputs(example: Any) -> tuple[tuple, dict[str, Any]]:
-    """Positional and keyword inputs out of an example: a tensor, a tuple, or a dict."""
-    if isinstance(example, dict):
-        return (), example
-    if isinstance(example, tuple | list):
-        return tuple(example), {}
-    if not isinstance(example, Tensor):
-        raise OptionError(
-            f"example must be a tensor, a tuple or a dict of inputs; got {type(example).__name__}."
-        )
-    return (example,), {}
 
 
 def check_runs(

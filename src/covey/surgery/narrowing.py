@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sympy import Expr
-from torch import nn
+from torch import Tensor, nn
 
 from covey.errors import ConversionError, OptionError
-from covey.surgery.checks import as_inputs, check_runs
+from covey.networks.calls import arguments
+from covey.surgery.checks import check_runs
 from covey.surgery.edits import Edits, apply_edits
 from covey.surgery.equations import System, eliminate, hard_coded
 from covey.surgery.probe import Probe, probe
@@ -27,6 +28,7 @@ from covey.surgery.recorder import Size
 from covey.surgery.recording import Rounded, finish_attributes, record_edits, rounded_sizes
 from covey.surgery.slices import Channels, channels
 from covey.surgery.subgroups import add_subgroups
+from covey.surgery.torch_internals import leaves
 from covey.surgery.widths import choose, new_size
 
 Heads = Literal["round", "exact", "keep"]
@@ -75,7 +77,11 @@ def narrow(
         TorchChangedError: the installed PyTorch lacks a private part that the analysis needs.
     """
     _check_options(ratio, groups)
-    args, kwargs = as_inputs(example)
+    args, kwargs = arguments(example)
+    if not any(isinstance(leaf, Tensor) for leaf in leaves((args, kwargs))):
+        raise OptionError(
+            f"example must be a tensor, a tuple or a dict of inputs; got {type(example).__name__}."
+        )
     found = probe(network, args, kwargs, output)
     system = eliminate(found)
     if ratio != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError
+from covey.networks.layers import hollow
 from covey.surgery.attributes import as_tuple, attribute_names, counts_groups, counts_heads
 from covey.surgery.errors import TorchChangedError
 from covey.surgery.functions import Shortcuts
@@ -77,17 +77,6 @@ def probe(
             raise problem from None
 
 
-def without_tensors(network: nn.Module) -> nn.Module:
-    """A deep copy whose tensors have shapes but no storage; ties are kept."""
-    memo: dict[int, Any] = {}
-    for tensor in [*network.parameters(), *network.buffers()]:
-        twin = torch.empty_like(tensor, device="meta")
-        if isinstance(tensor, nn.Parameter):
-            twin = nn.Parameter(twin, tensor.requires_grad)
-        memo[id(tensor)] = twin
-    return copy.deepcopy(network, memo)
-
-
 def _probe(
     network: nn.Module,
     args: tuple,
@@ -95,7 +84,7 @@ def _probe(
     output: Output,
     users_numbers: bool,
 ) -> Probe:
-    skeleton = without_tensors(network).eval()
+    skeleton = hollow(network).eval()
     recorder = Recorder(module_names(skeleton))
     found = Probe(recorder)
     fake = fake_tensors(recorder.environment)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covey.networks.layers import hollow
 from covey.surgery.edits import Edits, apply_edits
-from covey.surgery.probe import without_tensors
 from covey.surgery.torch_internals import (
     convolution_class,
     leaves,
@@ -103,7 +103,7 @@ def first_convolutions(network: nn.Module, args: tuple, kwargs: dict[str, Any]) 
     A convolution begins a block if what it reads, back to the last weighted layer, is also used elsewhere. One that
     leads to a sum with no other weighted layer between (the shortcut's projection) does not begin the block.
     """
-    skeleton = without_tensors(network).eval()
+    skeleton = hollow(network).eval()
     args, kwargs = map_leaves(_on_meta, (args, kwargs))
     flow = _Flow(skeleton)
     with torch.no_grad(), watch_operators(flow.observe):
