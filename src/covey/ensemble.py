@@ -134,6 +134,7 @@ class Ensemble(nn.Module):
         *,
         loss: LossName | None = None,
         smoothing: float = 0.0,
+        ignore_index: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """The training loss of a minibatch, a scalar to call `backward` on; right for every method.
@@ -145,6 +146,7 @@ class Ensemble(nn.Module):
             targets: class numbers or numbers to regress on, (B, ...), or probabilities of the outputs' shape.
             loss: "cross-entropy", "binary", "gaussian" or "mse"; by default the one of the ensemble's task.
             smoothing: label smoothing of a cross-entropy.
+            ignore_index: class number of the samples that do not count; None if all do.
             generator: of the samples that members draw, where they do; the global random state if None.
         """
         share = self.method.share_out(self.layout, len(targets), generator)
@@ -158,6 +160,7 @@ class Ensemble(nn.Module):
             per_member=share.per_member,
             loss=loss,
             smoothing=smoothing,
+            ignore_index=ignore_index,
         )
         return each.sum()
 
@@ -170,6 +173,7 @@ class Ensemble(nn.Module):
         per_member: bool = False,
         loss: LossName | None = None,
         smoothing: float = 0.0,
+        ignore_index: int | None = None,
     ) -> Tensor:
         """Each member's mean loss, (len(members),), on inputs that were dealt out to members already.
 
@@ -180,13 +184,14 @@ class Ensemble(nn.Module):
             per_member: whether each member has an input of its own.
             loss: as in `loss`.
             smoothing: as in `loss`.
+            ignore_index: as in `loss`.
         """
         args, kwargs = arguments(inputs)
         everyone = members is None or tuple(members) == tuple(range(self.members))
         outputs = self(*args, members=None if everyone else members, per_member=per_member, **kwargs)
         if outputs.dtype in (torch.float16, torch.bfloat16):
             outputs = outputs.float()
-        return member_losses(outputs, targets, loss or LOSS_OF_TASK[self.task], smoothing)
+        return member_losses(outputs, targets, loss or LOSS_OF_TASK[self.task], smoothing, ignore_index)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for any torch optimiser; frozen parameters are left out.

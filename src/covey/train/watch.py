@@ -46,7 +46,10 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
         targets = as_targets(split.targets[part], job.data.task).to(device)
         with fabric.autocast():
             answer = _exact(ensemble.predict(inputs))
-        scores = _regression(answer, targets) if isinstance(answer, Regression) else _classes(answer, targets)
+        if isinstance(answer, Regression):
+            scores = _regression(answer, targets)
+        else:
+            scores = _classes(*_counted(answer, targets, job.recipe.ignore_index))
         names = list(scores)
         found = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in scores.values()])
         sums = found if sums is None else sums + found
@@ -64,6 +67,14 @@ def _exact(answer: Prediction | Regression) -> Prediction | Regression:
         return Prediction(answer.logits.float())
     variance = answer.member_variance
     return Regression(answer.member_mean.float(), None if variance is None else variance.float())
+
+
+def _counted(answer: Prediction, targets: Tensor, ignore_index: int | None) -> tuple[Prediction, Tensor]:
+    """Answers and labels without those that are ignored."""
+    if ignore_index is None:
+        return answer, targets
+    counts = targets != ignore_index
+    return Prediction(answer.logits[:, counts]), targets[counts]
 
 
 def _classes(answer: Prediction, targets: Tensor) -> dict[str, Any]:
