@@ -19,7 +19,7 @@ from covey import run as runs
 from covey.buffers import Buffers
 from covey.calibration import Conformal, Temperature
 from covey.collapsing import collapse
-from covey.combine import Prediction, Regression, answer
+from covey.combine import Prediction, Regression, answer, check_finite
 from covey.coverage import Coverage
 from covey.errors import OptionError
 from covey.layout import Layout
@@ -101,14 +101,23 @@ class Ensemble(nn.Module):
         inputs = runs.Inputs(args, kwargs, len(chosen) if per_member else None, self.memory_format)
         return runs.run(self, chosen, inputs)
 
-    def predict(self, *args: Any, **kwargs: Any) -> Prediction | Regression:
+    def predict(self, *args: Any, check: bool = True, **kwargs: Any) -> Prediction | Regression:
         """The combined answer and its uncertainty, in eval mode and without gradients.
 
         Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one. If they are set,
         `temperature` calibrates the probabilities and `conformal` gives sets of classes.
+
+        Args:
+            *args: what one network takes.
+            check: whether an answer that is NaN or infinite is an error, which names the samples. Never checked in a
+                compiled or exported program, which cannot depend on values.
+            **kwargs: likewise.
         """
         with self.evaluating(), torch.no_grad():
-            return self.answer(self(*args, **kwargs))
+            found = self.answer(self(*args, **kwargs))
+            if check and not torch.compiler.is_compiling():
+                check_finite(found, (args, kwargs))
+        return found
 
     def answer(self, outputs: Tensor) -> Prediction | Regression:
         """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""

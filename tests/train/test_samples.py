@@ -140,3 +140,59 @@ def test_targets_that_are_not_finite_and_inputs_that_are_too_large():
         fit(mlp(1, 1), spoiled(math.nan, part="targets", data=line()), SHORT, machine=QUIET)
     with pytest.raises(TrainingError, match=r"the inputs of row 7 of the training data reach 3e\+38"):
         fit(mlp(1, 1), spoiled(3e38, data=line()), SHORT, machine=QUIET)
+
+
+def test_validation_samples_that_are_not_finite():
+    data = blobs()
+    inputs = data.validation.inputs.clone()
+    inputs[3, 0] = math.nan
+    data = replace(data, validation=Split(inputs, data.validation.targets))
+    with pytest.raises(
+        TrainingError, match=r"after epoch 1 are not finite: the inputs of row 3 of the validation data"
+    ):
+        fit(mlp(), data, SHORT, machine=QUIET)
+
+
+def ensemble_of(task="classification", outputs=3):
+    network = mlp(6, outputs)
+    with torch.no_grad():
+        network[2].weight *= 100
+    return covey.convert(network, covey.BatchEnsemble(members=2), example=torch.randn(2, 6), task=task)
+
+
+@pytest.mark.parametrize(("task", "outputs"), [("classification", 3), ("regression", 1), ("gaussian", 2)])
+@pytest.mark.parametrize(("value", "reason"), [(math.nan, "hold NaN"), (3e38, "inputs are finite")])
+def test_a_prediction_that_is_not_finite_is_an_error_that_names_the_rows(task, outputs, value, reason):
+    ensemble, inputs = ensemble_of(task, outputs), torch.randn(5, 6)
+    inputs[[1, 4]] = value
+    with pytest.raises(DataError, match=rf"2 samples of 5, in row 1, 4: .*{reason}.*check=False"):
+        ensemble.predict(inputs)
+    answer = ensemble.predict(inputs, check=False)
+    number = answer.max_prob if task == "classification" else answer.std.flatten()
+    assert number.isfinite().tolist() == [True, False, True, True, False]
+
+
+def test_a_class_that_is_ruled_out_is_no_error():
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x).masked_fill(torch.tensor([False, True, False]), -math.inf)
+
+    ensemble = covey.convert(Masked(), covey.BatchEnsemble(members=2), example=torch.randn(2, 6))
+    probs = ensemble.predict(torch.randn(4, 6)).probs
+    assert probs.isfinite().all()
+    assert not probs[:, 1].any()
+
+
+def test_predict_compiles_without_a_break():
+    ensemble, inputs = ensemble_of().eval(), torch.randn(4, 6)
+    ensemble.run = "loop"
+
+    def probs(x):
+        return ensemble.predict(x).probs
+
+    compiled = torch.compile(probs, backend="aot_eager")
+    torch.testing.assert_close(compiled(inputs), probs(inputs))

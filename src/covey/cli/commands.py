@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,9 +21,11 @@ from covey.cli.settings import Dataset, Settings, fill
 from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
-from covey.errors import StoreError
+from covey.errors import DataError, StoreError
 from covey.files import write_text
 from covey.train import Recipe
+
+_NAMED = 5  # inputs in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +176,17 @@ def predict(args: Sequence[str]) -> int:
     own = parse_one("covey predict", PredictFlags, args, about="Predict with a trained run.")
     if own.out is not None and Path(own.out).suffix not in (".csv", ".json"):
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
+    if own.batch < 1:
+        raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
     record = run.read_settings(Path(own.folder))["record"]
     ensemble = run.read_ensemble(Path(own.folder))
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
-        rows += prediction_rows(labels, ensemble.predict(prepare(part, record)), record)
+        # Checked below instead, over all batches and with the inputs' names.
+        answer = ensemble.predict(prepare(part, record), check=False)
+        rows += prediction_rows(labels, answer, record)
+    _check_finite(rows, own.input)
     text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
     if own.out is None:
         sys.stdout.write(text)
@@ -343,6 +351,22 @@ def _differences(options: Any) -> str:
 
 def _cut(names: Sequence[str], size: int) -> list[Sequence[str]]:
     return [names[i : i + size] for i in range(0, len(names), size)]
+
+
+def _check_finite(rows: Sequence[dict[str, Any]], source: str) -> None:
+    """Refuse to pass on a prediction that is no number, which a reader could take for one."""
+    broken = []
+    for row in rows:
+        numbers = [value for value in row.values() if isinstance(value, float)]
+        if not all(map(math.isfinite, numbers)):
+            broken.append(row["input"])
+    if not broken:
+        return
+    named = ", ".join(broken[:_NAMED]) + (f" and {len(broken) - _NAMED} more" if broken[_NAMED:] else "")
+    raise DataError(
+        f"{source}: the prediction is NaN or infinite for {len(broken)} of {len(rows)} inputs: {named}. Their values "
+        "are too large or missing; correct or remove these inputs."
+    )
 
 
 def _as_csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -81,6 +81,17 @@ def _pairs(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
+def check_numbers(x: np.ndarray, name: str, path: Path) -> None:
+    """Refuse inputs that are words, or a single number without an axis of samples."""
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{path}: {name} holds words ({x.dtype}); expected numbers")
+    if x.ndim < 2:
+        raise DataError(
+            f"{path}: {name} has shape {x.shape}; expected (N, D), (N, H, W) or (N, C, H, W), where N counts the "
+            "samples"
+        )
+
+
 def as_images(x: np.ndarray, path: Path) -> np.ndarray:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W) as (N, C, H, W), uint8 or float32."""
     if x.ndim == 3:

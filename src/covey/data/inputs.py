@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from covey.data import pictures, table
-from covey.data.arrays import as_images
+from covey.data.arrays import as_images, check_numbers
 from covey.data.container import Normalisation
+from covey.data.npy import read_npy, read_npz
 from covey.errors import DataError
 
 
@@ -45,6 +46,8 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
             raise DataError(f"{path} holds no images")
         inputs = pictures.read_images(files, size=shape)
         return [str(p.relative_to(path)) if path.is_dir() else p.name for p in files], inputs
+    if not len(inputs):
+        raise DataError(f"{path} holds no samples; expected at least one")
     if tuple(inputs.shape[1:]) != shape:
         raise DataError(
             f"{path} holds inputs of shape {tuple(inputs.shape[1:])}; the network was trained on {shape}"
@@ -63,11 +66,14 @@ def prepare(inputs: Tensor, record: dict[str, Any]) -> Tensor:
 
 
 def _array(path: Path, record: dict[str, Any]) -> Tensor:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        x = loaded["x"] if path.suffix == ".npz" else loaded
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a plain array, or an .npz file that holds x: {error}") from error
+    if path.suffix == ".npy":
+        x = read_npy(path)
+    else:
+        arrays = read_npz(path)
+        if "x" not in arrays:
+            raise DataError(f"{path} holds {', '.join(arrays) or 'no arrays'}; expected an array called x")
+        x = arrays["x"]
+    check_numbers(x, "x", path)
     if x.ndim != 2:
         return torch.from_numpy(as_images(x, path))
     if not record["columns"]:

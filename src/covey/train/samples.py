@@ -53,16 +53,15 @@ def _check_part(split: Split, part: str, classes: int, ignore_index: int | None)
     )
 
 
-def fault(data: Data, rows: Tensor, *, mixed: bool = False) -> str | None:
-    """What is wrong with training samples whose loss is not finite, in a sentence; None if they look well.
+def fault(split: Split, rows: Tensor, part: str) -> str | None:
+    """What is wrong with samples whose loss is not finite, in a sentence; None if they look well.
 
     Args:
-        data: that were trained on.
-        rows: numbers of the samples of the step, in any shape.
-        mixed: whether each was mixed with another one, which may then be any.
+        split: where the samples are from.
+        rows: their numbers, in any shape.
+        part: what to call the split.
     """
-    split = data.train
-    rows = torch.arange(len(split)) if mixed else rows.flatten().unique()
+    rows = rows.flatten().unique()
     for what, values in (("inputs", split.inputs[rows]), ("targets", split.targets[rows])):
         if not values.is_floating_point():
             continue
@@ -70,13 +69,13 @@ def fault(data: Data, rows: Tensor, *, mixed: bool = False) -> str | None:
         bad = rows[~flat.isfinite().all(1)]
         if len(bad):
             return (
-                f"the {what} of {_rows(bad)} of the training data are NaN or infinite. Remove these samples, or fill "
+                f"the {what} of {_rows(bad)} of the {part} data are NaN or infinite. Remove these samples, or fill "
                 "in what is missing."
             )
         largest = flat.abs().amax(1)
         if what == "inputs" and largest.max() > _LARGE:
             return (
-                f"the inputs of {_rows(rows[largest > _LARGE])} of the training data reach {float(largest.max()):.3g}, "
+                f"the inputs of {_rows(rows[largest > _LARGE])} of the {part} data reach {float(largest.max()):.3g}, "
                 "which is too large for a network. Standardise them."
             )
     return None

@@ -116,9 +116,10 @@ def check_losses(losses: Tensor, job: Job, state: State, shares: Sequence[Share]
     for k, value in enumerate(losses.tolist()):
         if math.isfinite(value):
             continue
-        augment = job.recipe.augment
         rows = torch.cat([share.indices.flatten() for share in shares])
-        reason = fault(job.data, rows, mixed=bool(augment.mixup or augment.cutmix))
+        if job.recipe.augment.mixup or job.recipe.augment.cutmix:
+            rows = torch.arange(len(job.data.train))  # partners come from anywhere
+        reason = fault(job.data.train, rows, "training")
         if reason is not None:
             raise TrainingError(f"the loss of member {k} became {value} at step {state.steps}: {reason}")
         lr = max(group["lr"] for group in state.optimizer.param_groups)

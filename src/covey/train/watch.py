@@ -16,8 +16,9 @@ from tqdm import tqdm
 from covey.combine import Prediction, Regression
 from covey.data import Data, Split
 from covey.ensemble import Ensemble
-from covey.errors import OptionError
+from covey.errors import OptionError, TrainingError
 from covey.seeds import seed_of
+from covey.train.samples import fault
 from covey.train.state import Job, State
 from covey.train.step import as_targets
 
@@ -45,7 +46,7 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
         inputs = job.data.prepare(split.inputs[part]).to(device)
         targets = as_targets(split.targets[part], job.data.task).to(device)
         with fabric.autocast():
-            answer = _exact(ensemble.predict(inputs))
+            answer = _exact(ensemble.predict(inputs, check=False))
         if isinstance(answer, Regression):
             scores = _regression(answer, targets)
         else:
@@ -58,7 +59,12 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
         sums = torch.zeros(len(names), dtype=torch.float64, device=device) if sums is None else sums
         sums = fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
     assert sums is not None
-    return _means(dict(zip(names, sums.tolist(), strict=True)), job.data)
+    scores = _means(dict(zip(names, sums.tolist(), strict=True)), job.data)
+    if not all(map(math.isfinite, scores.values())):
+        reason = fault(split, torch.arange(len(split)), "validation")
+        if reason is not None:
+            raise TrainingError(f"the validation scores after epoch {epoch} are not finite: {reason}")
+    return scores
 
 
 def _exact(answer: Prediction | Regression) -> Prediction | Regression:
