@@ -26,6 +26,7 @@ from covey.files import write_text
 from covey.train import Recipe
 
 _NAMED = 5  # inputs in a message
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what the cells begin with that spreadsheets compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +372,28 @@ def _check_finite(rows: Sequence[dict[str, Any]], source: str) -> None:
 
 def _as_csv(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["input"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    names = list(rows[0]) if rows else ["input"]
+    plain = csv.writer(text, lineterminator="\n")
+    # The plain writer puts no quotes around a carriage return, which would end the row for whoever reads it.
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    table = [names, *([row[name] for name in names] for row in rows)]
+    for row in table:
+        cells = [_defused(cell) for cell in row]
+        returns = any("\r" in cell for cell in cells if isinstance(cell, str))
+        writer = quoting if returns else plain
+        writer.writerow(cells)
     return text.getvalue()
+
+
+def _defused(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: a quote before words, such as a file's name, that look like one.
+
+    Numbers stay as they are, those that are the name of a class too.
+    """
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return "'" + cell
+    return cell
