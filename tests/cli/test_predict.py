@@ -3,12 +3,16 @@
 import csv
 import io
 import json
+import os
 import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
+from covey.cli.commands import _as_csv
 from covey.cli.main import main
 
 CLASSES = ("-2", "=1+1")  # what a spreadsheet takes for a number and for a formula
@@ -108,3 +112,36 @@ def test_json_is_json(predict, tmp_path):
     assert predict(images(), "--out", str(tmp_path / "a.json"))[0] == 0
     rows = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
     assert {row["prediction"] for row in rows} <= set(CLASSES)
+
+
+def test_no_cell_of_a_csv_is_a_formula(predict, tmp_path):
+    harmful = ["=HYPERLINK(1).png", "+1.png", "-cmd.png", "@SUM(A1).png", "\tx.png", "\rx.png", "\nx.png"]
+    for name in [*harmful, "plain.png"]:
+        picture(tmp_path / "new" / name, 3)
+    assert predict(tmp_path / "new", "--out", str(tmp_path / "a.csv"))[0] == 0
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["input"] for row in rows) == sorted(["'" + name for name in harmful] + ["plain.png"])
+    for row in rows:
+        assert row["prediction"] in ("-2", "'=1+1"), "a number stays one, a formula is defused"
+        assert float(row["probability"]) > 0
+    assert predict(tmp_path / "new", "--out", str(tmp_path / "a.json"))[0] == 0
+    names = {row["input"] for row in json.loads((tmp_path / "a.json").read_text())}
+    assert names == {*harmful, "plain.png"}, "nothing computes JSON"
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=12) | st.floats(allow_nan=False))
+def test_any_cell_is_a_number_or_no_formula(cell):
+    (row,) = csv.DictReader(io.StringIO(_as_csv([{"input": cell}]), newline=""))
+    found = row["input"]
+    if isinstance(cell, float):
+        assert float(found) == cell
+    elif found.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        float(found)
+    else:
+        assert found.removeprefix("'") == cell.removeprefix("'")
+
+
+def test_a_pipe_as_an_image(predict, tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    refused(predict(tmp_path / "a.png"), "a.png: it is no ordinary file")

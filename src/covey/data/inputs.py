@@ -40,8 +40,7 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
     else:
         if len(shape) != 3:
             raise DataError(f"{path}: expected a table or an array, for inputs of shape {shape}")
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in pictures.SUFFIXES)
-        files = files if path.is_dir() else [path]
+        files = pictures.image_files(path) if path.is_dir() else [path]
         if not files:
             raise DataError(f"{path} holds no images")
         inputs = pictures.read_images(files, size=shape)
