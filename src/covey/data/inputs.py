@@ -14,6 +14,7 @@ from covey.data.arrays import as_images, check_numbers
 from covey.data.container import Normalisation
 from covey.data.npy import read_npy, read_npz
 from covey.errors import DataError
+from covey.files import is_ordinary
 
 
 def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], Tensor]:
@@ -31,6 +32,10 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
     path, shape = Path(source).expanduser(), tuple(record["shape"])
     if not path.exists():
         raise DataError(f"{path} is not there; expected an image, a folder of images, a table or an array")
+    if not path.is_dir() and not is_ordinary(path):
+        raise DataError(
+            f"{path}: it is no ordinary file; expected an image, a folder of images, a table or an array"
+        )
     if path.suffix in table.SUFFIXES:
         if not record["columns"]:
             raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")
