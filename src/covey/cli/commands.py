@@ -21,6 +21,7 @@ from covey.cli.settings import Dataset, Settings, fill
 from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
+from covey.data.splits import fewer
 from covey.errors import DataError, StoreError
 from covey.files import write_text
 from covey.train import Recipe
@@ -115,7 +116,7 @@ class EvaluateFlags:
 
     Args:
         folder: of the run.
-        limit: use only the first so many samples of each set.
+        limit: use only so many samples of each set, drawn with the classes in proportion.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
         ood: further known sets to test out-of-distribution detection on.
         json: print all scores as JSON.
@@ -142,7 +143,9 @@ def evaluate(args: Sequence[str]) -> int:
     settings = run.settings_of(run.read_settings(folder))
     dataset = settings.dataset if not own.ood else fill(settings.dataset, {"ood": list(own.ood)}, "dataset")
     ensemble, data = run.read_ensemble(folder), dataset.load()
-    scores = run.score(folder, ensemble, data, limit=own.limit, corruptions=own.corruptions)
+    if own.limit is not None:
+        data = fewer(data, own.limit, settings.dataset.data_seed)
+    scores = run.score(folder, ensemble, data, corruptions=own.corruptions)
     told = [run.headline(scores), *(f"  note: {note}" for note in scores.notes)]
     if own.report:
         from covey.report import write
