@@ -10,14 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from covey.calibration import Conformal, Temperature
-from covey.errors import OptionError
+from covey.errors import DataError, OptionError
 from covey.tables import counted, html_table, number, text_table
 
 SHOWN = 5
@@ -281,6 +283,34 @@ def answer(
     if temperature.kind == "members":
         return Prediction(scaled, conformal=conformal)
     return Prediction(outputs, scaled[0].log_softmax(-1), conformal)
+
+
+def check_finite(found: Prediction | Regression, inputs: Any) -> None:
+    """Refuse an answer that holds NaN or infinite numbers, with the samples that have them.
+
+    Args:
+        found: the answer.
+        inputs: what the members were given, to see whether that is to blame.
+    """
+    # The variance of the members' means overflows before the mean does, so it tells for both.
+    decisive = found.logits if isinstance(found, Prediction) else found.variance
+    if decisive.isfinite().all():
+        return
+    # A logit of minus infinity is a class that the network rules out, which is fine as long as another one is left.
+    numbers = found.probs if isinstance(found, Prediction) else found.variance
+    broken = ~numbers.reshape(len(numbers), -1).isfinite().all(1)
+    if not broken.any():
+        return
+    reason = "the inputs are finite, so they are too large or the weights are broken"
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not leaf.isfinite().all():
+            reason = "the inputs hold NaN or infinite numbers"
+    rows = broken.nonzero().flatten().tolist()
+    named = ", ".join(map(str, rows[:SHOWN])) + (f" and {len(rows) - SHOWN} more" if rows[SHOWN:] else "")
+    raise DataError(
+        f"the prediction is NaN or infinite for {counted(len(rows), 'sample')} of {len(numbers)}, in row {named}: "
+        f"{reason}. Correct or remove them; predict(..., check=False) returns the answer as it is."
+    )
 
 
 def class_axis(outputs: Tensor, class_dim: int | None = None) -> int:

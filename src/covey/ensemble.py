@@ -19,7 +19,7 @@ from covey import run as runs
 from covey.buffers import Buffers
 from covey.calibration import Conformal, Temperature
 from covey.collapsing import collapse
-from covey.combine import Prediction, Regression, answer
+from covey.combine import Prediction, Regression, answer, check_finite
 from covey.coverage import Coverage
 from covey.errors import OptionError
 from covey.layout import Layout
@@ -112,14 +112,23 @@ class Ensemble(nn.Module):
         """A context after which the skeletons hold no tensor that a call left in them; see `networks.leftovers`."""
         return nothing_left_behind(self._skeletons)
 
-    def predict(self, *args: Any, **kwargs: Any) -> Prediction | Regression:
+    def predict(self, *args: Any, check: bool = True, **kwargs: Any) -> Prediction | Regression:
         """The combined answer and its uncertainty, in eval mode and without gradients.
 
         Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one. If they are set,
         `temperature` calibrates the probabilities and `conformal` gives sets of classes.
+
+        Args:
+            *args: what one network takes.
+            check: whether an answer that is NaN or infinite is an error, which names the samples. Never checked in a
+                compiled or exported program, which cannot depend on values.
+            **kwargs: likewise.
         """
         with self.evaluating(), torch.no_grad():
-            return self.answer(self(*args, **kwargs))
+            found = self.answer(self(*args, **kwargs))
+            if check and not torch.compiler.is_compiling():
+                check_finite(found, (args, kwargs))
+        return found
 
     def answer(self, outputs: Tensor) -> Prediction | Regression:
         """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""
@@ -145,6 +154,7 @@ class Ensemble(nn.Module):
         *,
         loss: LossName | None = None,
         smoothing: float = 0.0,
+        ignore_index: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """The training loss of a minibatch, a scalar to call `backward` on; right for every method.
@@ -156,6 +166,7 @@ class Ensemble(nn.Module):
             targets: class numbers or numbers to regress on, (B, ...), or probabilities of the outputs' shape.
             loss: "cross-entropy", "binary", "gaussian" or "mse"; by default the one of the ensemble's task.
             smoothing: label smoothing of a cross-entropy.
+            ignore_index: class number of the samples that do not count; None if all do.
             generator: of the samples that members draw, where they do; the global random state if None.
         """
         share = self.method.share_out(self.layout, len(targets), generator)
@@ -169,6 +180,7 @@ class Ensemble(nn.Module):
             per_member=share.per_member,
             loss=loss,
             smoothing=smoothing,
+            ignore_index=ignore_index,
         )
         return each.sum()
 
@@ -181,6 +193,7 @@ class Ensemble(nn.Module):
         per_member: bool = False,
         loss: LossName | None = None,
         smoothing: float = 0.0,
+        ignore_index: int | None = None,
     ) -> Tensor:
         """Each member's mean loss, (len(members),), on inputs that were dealt out to members already.
 
@@ -191,13 +204,14 @@ class Ensemble(nn.Module):
             per_member: whether each member has an input of its own.
             loss: as in `loss`.
             smoothing: as in `loss`.
+            ignore_index: as in `loss`.
         """
         args, kwargs = arguments(inputs)
         everyone = members is None or tuple(members) == tuple(range(self.members))
         outputs = self(*args, members=None if everyone else members, per_member=per_member, **kwargs)
         if outputs.dtype in (torch.float16, torch.bfloat16):
             outputs = outputs.float()
-        return member_losses(outputs, targets, loss or LOSS_OF_TASK[self.task], smoothing)
+        return member_losses(outputs, targets, loss or LOSS_OF_TASK[self.task], smoothing, ignore_index)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for any torch optimiser; frozen parameters are left out.

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+DRAFT = ".covey-"
+"""What the names of drafts begin with."""
+
+STALE = 3600.0
+"""Seconds after which a draft that nobody has written to counts as left behind."""
 
 
 @contextlib.contextmanager
 def draft(folder: Path) -> Iterator[Path]:
-    """A new file in `folder`, to be written and then put into its place by `settle`; gone afterwards if it was not."""
-    handle, name = tempfile.mkstemp(prefix=".covey-", dir=folder)
+    """A new file in `folder`, to be written and then put into its place by `settle`; gone afterwards if it was not.
+
+    It has the mode that the umask gives to new files. Drafts that killed processes left in the folder are removed.
+    """
+    collect_drafts(folder)
+    temporary = folder / f"{DRAFT}{secrets.token_hex(8)}"
+    # Not tempfile.mkstemp, whose files only their owner can read, whatever the umask says.
+    handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def collect_drafts(folder: Path) -> None:
+    """Remove the drafts in a folder that nobody has written to for an hour: their process was killed."""
+    oldest = time.time() - STALE
+    for path in folder.glob(f"{DRAFT}*"):
+        # Another process may collect the same ones, and some may belong to another user.
+        with contextlib.suppress(OSError):
+            about = path.lstat()
+            if stat.S_ISREG(about.st_mode) and about.st_mtime < oldest:
+                path.unlink()
 
 
 def settle(temporary: Path, path: Path) -> None:
@@ -40,3 +64,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def is_ordinary(path: Path) -> bool:
+    """Whether this is an ordinary file, and not a folder or a pipe from which one could read for ever."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):  # a ValueError for names that no file can have
+        return False

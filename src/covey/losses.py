@@ -20,8 +20,16 @@ LOSS_OF_TASK: dict[str, LossName] = {
 """The loss that an ensemble of each task is trained with, unless another is asked for."""
 
 
+_NO_LABEL = -(2**63)
+"""Stands for "ignore no label": torch's own default would silently leave out the samples with label -100."""
+
+
 def member_losses(
-    outputs: Tensor, targets: Tensor, kind: LossName = "cross-entropy", smoothing: float = 0.0
+    outputs: Tensor,
+    targets: Tensor,
+    kind: LossName = "cross-entropy",
+    smoothing: float = 0.0,
+    ignore_index: int | None = None,
 ) -> Tensor:
     """Each member's mean loss, (M,).
 
@@ -34,6 +42,8 @@ def member_losses(
             if an image could show several; "gaussian", the negative log-likelihood of means and raw variances
             side by side on the last axis; "mse", the mean squared error.
         smoothing: label smoothing for cross-entropy, of either kind.
+        ignore_index: a class number whose samples do not count: the mean is over the others, and 0 if there are none.
+            None: all count.
     """
     if kind == "mse":
         return (outputs - _for_members(outputs, targets, outputs.shape[1:])).square().flatten(1).mean(1)
@@ -54,19 +64,33 @@ def member_losses(
         shares = _for_members(outputs, targets, outputs.shape[1:]).movedim(axis, -1)
         goal = shares.reshape(-1, logits.shape[-1])
     else:
-        goal = _for_members(logits[..., 0], targets, logits.shape[1:-1]).reshape(-1)
+        goal = _for_members(logits[..., 0], targets, logits.shape[1:-1]).reshape(-1).long()
+    counts = None
+    if ignore_index is not None and not targets.is_floating_point():
+        counts = goal != ignore_index
+        goal = goal.masked_fill(~counts, 0)  # any class will do, since its loss is dropped
     flat = logits.reshape(-1, logits.shape[-1])
     if kind == "binary":
         shares = goal if goal.is_floating_point() else F.one_hot(goal, flat.shape[-1]).to(flat.dtype)
         shares = (1 - smoothing) * shares + smoothing / flat.shape[-1]
         each = F.binary_cross_entropy_with_logits(flat, shares, reduction="none").mean(-1)
     else:
-        each = F.cross_entropy(flat, goal, reduction="none", label_smoothing=smoothing)
-    return each.view(len(outputs), -1).mean(1)
+        each = F.cross_entropy(
+            flat, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL
+        )
+    each = each.view(len(outputs), -1)
+    if counts is None:
+        return each.mean(1)
+    counts = counts.view(len(outputs), -1)
+    return each.masked_fill(~counts, 0).sum(1) / counts.sum(1).clamp_min(1)
 
 
 def loss(
-    outputs: Tensor, targets: Tensor, kind: LossName = "cross-entropy", smoothing: float = 0.0
+    outputs: Tensor,
+    targets: Tensor,
+    kind: LossName = "cross-entropy",
+    smoothing: float = 0.0,
+    ignore_index: int | None = None,
 ) -> Tensor:
     """The sum over members of their mean losses, a scalar. See `member_losses` for the arguments.
 
@@ -77,7 +101,7 @@ def loss(
     >>> loss(torch.zeros(3, 2, 10), torch.tensor([1, 7])).item() / 3  # log 10
     2.3025...
     """
-    return member_losses(outputs, targets, kind, smoothing).sum()
+    return member_losses(outputs, targets, kind, smoothing, ignore_index).sum()
 
 
 def _class_axis(outputs: Tensor, targets: Tensor) -> int:

@@ -2,9 +2,11 @@ import json
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from covey.data import load
-from covey.data.splits import digest, stratified
+from covey.data.splits import digest, fewer, proportional, stratified
 from covey.errors import DataError
 
 
@@ -93,3 +95,50 @@ def test_bad_held_out(held_out, words):
 def test_held_out_of_a_regression():
     with pytest.raises(DataError, match="the task is regression"):
         load("diabetes", held_out=(1,))
+
+
+@given(
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=80).map(sorted),
+    count=st.integers(1, 90),
+    seed=st.integers(0, 99),
+)
+def test_a_subset_has_the_classes_in_proportion(labels, count, seed):
+    labels = torch.tensor(labels)
+    rows = proportional(len(labels), count, seed=seed, labels=labels)
+    assert len(rows) == min(count, len(labels))
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    whole, some = torch.bincount(labels, minlength=6), torch.bincount(labels[rows], minlength=6)
+    present = whole > 0
+    if count >= present.sum():
+        assert (some[present] > 0).all(), "every class is there"
+    # Taken class by class from the front, no class is further through than another by more than one sample.
+    share_after, share_before = some[present] / whole[present], (some[present] - 1) / whole[present]
+    assert share_before.max() <= share_after.min() + 1e-6
+    larger = proportional(len(labels), count + 1, seed=seed, labels=labels)
+    assert set(rows.tolist()) <= set(larger.tolist())
+
+
+def test_fewer_samples_of_sorted_data():
+    data = load("digits", held_out=(9,), seed=0)
+    order = data.train.targets.argsort(stable=True)
+    data = type(data)(**{**vars(data), "train": data.train.take(order)})
+    small = fewer(data, 60, 0)
+    counts = torch.bincount(small.train.targets)
+    assert len(counts) == 9
+    assert counts.min() >= 6
+    assert counts.max() <= 7
+    assert (len(small.validation), len(small.test), len(small.ood["held-out"])) == (60, 60, 60)
+    assert small.record["counts"] == {"train": 60, "validation": 60, "test": 60}
+    assert small.record["samples"] == 60
+    assert small.record["ood"] == {"held-out": 60}
+    assert json.loads(json.dumps(small.record)) == small.record
+    digests = [
+        fewer(data, n, s).record["indices_sha256"]["train"] for n, s in ((60, 0), (60, 0), (61, 0), (60, 1))
+    ]
+    assert digests[0] == digests[1]
+    assert len({*digests, data.record["indices_sha256"]["train"]}) == 4
+    everything = fewer(data, 10**6, 0)
+    assert everything.record["indices_sha256"] == data.record["indices_sha256"]
+    assert everything.train is data.train
+    with pytest.raises(DataError, match="at least one sample of each part must stay; got 0"):
+        fewer(data, 0, 0)

@@ -254,7 +254,7 @@ def test_few_samples_and_one_label_are_noted() -> None:
 
 def test_files_of_others(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", outputs=np.array([object()], dtype=object), about=np.array("{}"))
-    with pytest.raises(EvaluationError, match=r"not a file of members' outputs .*allow_pickle"):
+    with pytest.raises(EvaluationError, match=r"not a whole file of members' outputs .*type object"):
         Record.load(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", outputs=np.zeros(3), about=np.array('{"format": 99}'))
     with pytest.raises(EvaluationError, match="format 99, this covey reads format 1"):

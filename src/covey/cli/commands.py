@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,9 +21,13 @@ from covey.cli.settings import Dataset, Settings, fill
 from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
-from covey.errors import StoreError
+from covey.data.splits import fewer
+from covey.errors import DataError, StoreError
 from covey.files import write_text
 from covey.train import Recipe
+
+_NAMED = 5  # inputs in a message
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what the cells begin with that spreadsheets compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +116,7 @@ class EvaluateFlags:
 
     Args:
         folder: of the run.
-        limit: use only the first so many samples of each set.
+        limit: use only so many samples of each set, drawn with the classes in proportion.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
         ood: further known sets to test out-of-distribution detection on.
         json: print all scores as JSON.
@@ -138,7 +143,9 @@ def evaluate(args: Sequence[str]) -> int:
     settings = run.settings_of(run.read_settings(folder))
     dataset = settings.dataset if not own.ood else fill(settings.dataset, {"ood": list(own.ood)}, "dataset")
     ensemble, data = run.read_ensemble(folder), dataset.load()
-    scores = run.score(folder, ensemble, data, limit=own.limit, corruptions=own.corruptions)
+    if own.limit is not None:
+        data = fewer(data, own.limit, settings.dataset.data_seed)
+    scores = run.score(folder, ensemble, data, corruptions=own.corruptions)
     told = [run.headline(scores), *(f"  note: {note}" for note in scores.notes)]
     if own.report:
         from covey.report import write
@@ -173,12 +180,17 @@ def predict(args: Sequence[str]) -> int:
     own = parse_one("covey predict", PredictFlags, args, about="Predict with a trained run.")
     if own.out is not None and Path(own.out).suffix not in (".csv", ".json"):
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
+    if own.batch < 1:
+        raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
     record = run.read_settings(Path(own.folder))["record"]
     ensemble = run.read_ensemble(Path(own.folder))
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
-        rows += prediction_rows(labels, ensemble.predict(prepare(part, record)), record)
+        # Checked below instead, over all batches and with the inputs' names.
+        answer = ensemble.predict(prepare(part, record), check=False)
+        rows += prediction_rows(labels, answer, record)
+    _check_finite(rows, own.input)
     text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
     if own.out is None:
         sys.stdout.write(text)
@@ -345,9 +357,46 @@ def _cut(names: Sequence[str], size: int) -> list[Sequence[str]]:
     return [names[i : i + size] for i in range(0, len(names), size)]
 
 
+def _check_finite(rows: Sequence[dict[str, Any]], source: str) -> None:
+    """Refuse to pass on a prediction that is no number, which a reader could take for one."""
+    broken = []
+    for row in rows:
+        numbers = [value for value in row.values() if isinstance(value, float)]
+        if not all(map(math.isfinite, numbers)):
+            broken.append(row["input"])
+    if not broken:
+        return
+    named = ", ".join(broken[:_NAMED]) + (f" and {len(broken) - _NAMED} more" if broken[_NAMED:] else "")
+    raise DataError(
+        f"{source}: the prediction is NaN or infinite for {len(broken)} of {len(rows)} inputs: {named}. Their values "
+        "are too large or missing; correct or remove these inputs."
+    )
+
+
 def _as_csv(rows: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["input"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    names = list(rows[0]) if rows else ["input"]
+    plain = csv.writer(text, lineterminator="\n")
+    # The plain writer puts no quotes around a carriage return, which would end the row for whoever reads it.
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    table = [names, *([row[name] for name in names] for row in rows)]
+    for row in table:
+        cells = [_defused(cell) for cell in row]
+        returns = any("\r" in cell for cell in cells if isinstance(cell, str))
+        writer = quoting if returns else plain
+        writer.writerow(cells)
     return text.getvalue()
+
+
+def _defused(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: a quote before words, such as a file's name, that look like one.
+
+    Numbers stay as they are, those that are the name of a class too.
+    """
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return "'" + cell
+    return cell

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from covey import registry, zoo
-from covey.data import Data, Split, load
+from covey.data import Data, load
 from covey.data.container import Task
+from covey.data.splits import fewer
 from covey.errors import OptionError, StoreError, suggest
 from covey.method import Method, Training
 from covey.store import load as stored_ensemble
@@ -41,8 +42,8 @@ class Dataset:
         split: UCI sets: number of the standard split.
         held_out: classes that are taken away and become an out-of-distribution set.
         ood: known sets to test out-of-distribution detection on.
-        samples: use only the first so many samples of each part.
-        data_seed: of the split into parts.
+        samples: use only so many samples of each part, drawn with the classes in proportion.
+        data_seed: of the split into parts, and of the samples that are drawn.
     """
 
     data: str = "digits"
@@ -76,7 +77,7 @@ class Dataset:
             held_out=self.held_out,
             ood=self.ood,
         )
-        return data if self.samples is None else _fewer(data, self.samples)
+        return data if self.samples is None else fewer(data, self.samples, self.data_seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,17 +238,3 @@ def _usual(data: Data) -> str:
     if data.task == "language":
         return "lstm"
     return "convnet" if len(data.shape) == 3 and min(data.shape[1:]) >= 16 else "mlp"
-
-
-def _fewer(data: Data, count: int) -> Data:
-    def cut(split: Split) -> Split:
-        return Split(split.inputs[:count], split.targets[:count])
-
-    return replace(
-        data,
-        train=cut(data.train),
-        validation=cut(data.validation),
-        test=cut(data.test),
-        ood={name: inputs[:count] for name, inputs in data.ood.items()},
-        record={**data.record, "samples": count},
-    )

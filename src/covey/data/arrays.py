@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from covey.data.container import Split, Task
+from covey.data.npy import read_npz
 from covey.data.raw import Raw, class_numbers
 from covey.errors import DataError
 
@@ -53,16 +53,13 @@ def read_arrays(path: Path, task: Task | None) -> Raw:
 
 def _pairs(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Inputs and targets of each part that the file has."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name.lower(): archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not an .npz file of plain arrays: {error}") from error
+    arrays = {name.lower(): array for name, array in read_npz(path).items()}
     found = {}
     for part, endings in _NAMES.items():
         for ending in endings:
             if f"x{ending}" in arrays and f"y{ending}" in arrays and part not in found:
                 x, y = arrays[f"x{ending}"], arrays[f"y{ending}"]
+                check_numbers(x, f"x{ending}", path)
                 y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
                 if y.ndim != 1 or len(x) != len(y) or len(y) == 0:
                     raise DataError(
@@ -72,13 +69,30 @@ def _pairs(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
                 found[part] = (x, y)
     if "train" not in found:
         raise DataError(
-            f"{path} has {', '.join(arrays)}; expected x and y, or x_train and y_train (and x_test ...)"
+            f"{path} has {', '.join(arrays) or 'no arrays'}; expected x and y, or x_train and y_train (and x_test ...)"
         )
     if len({x.shape[1:] for x, _ in found.values()}) > 1:
         raise DataError(
             f"{path}: inputs differ in shape: " + ", ".join(f"{p} {x.shape}" for p, (x, _) in found.items())
         )
+    words = {part: y.dtype.kind in "SU" for part, (_, y) in found.items()}
+    if len(set(words.values())) > 1:
+        kinds = ", ".join(f"{part} {y.dtype}" for part, (_, y) in found.items())
+        raise DataError(f"{path}: targets are words in one part and numbers in another: {kinds}")
     return found
+
+
+def check_numbers(x: np.ndarray, name: str, path: Path) -> None:
+    """Refuse inputs that are words, or a single number without an axis of samples."""
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{path}: {name} holds words ({x.dtype}); expected numbers")
+    if x.ndim < 2:
+        raise DataError(
+            f"{path}: {name} has shape {x.shape}; expected (N, D), (N, H, W) or (N, C, H, W), where N counts the "
+            "samples"
+        )
+    if 0 in x.shape[1:]:
+        raise DataError(f"{path}: {name} has shape {x.shape}, so its samples are empty; expected numbers")
 
 
 def as_images(x: np.ndarray, path: Path) -> np.ndarray:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from covey.data import pictures, table
-from covey.data.arrays import as_images
+from covey.data.arrays import as_images, check_numbers
 from covey.data.container import Normalisation
+from covey.data.npy import read_npy, read_npz
 from covey.errors import DataError
+from covey.files import is_ordinary
 
 
 def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], Tensor]:
@@ -30,6 +32,10 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
     path, shape = Path(source).expanduser(), tuple(record["shape"])
     if not path.exists():
         raise DataError(f"{path} is not there; expected an image, a folder of images, a table or an array")
+    if not path.is_dir() and not is_ordinary(path):
+        raise DataError(
+            f"{path}: it is no ordinary file; expected an image, a folder of images, a table or an array"
+        )
     if path.suffix in table.SUFFIXES:
         if not record["columns"]:
             raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")
@@ -39,12 +45,13 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
     else:
         if len(shape) != 3:
             raise DataError(f"{path}: expected a table or an array, for inputs of shape {shape}")
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in pictures.SUFFIXES)
-        files = files if path.is_dir() else [path]
+        files = pictures.image_files(path) if path.is_dir() else [path]
         if not files:
             raise DataError(f"{path} holds no images")
         inputs = pictures.read_images(files, size=shape)
         return [str(p.relative_to(path)) if path.is_dir() else p.name for p in files], inputs
+    if not len(inputs):
+        raise DataError(f"{path} holds no samples; expected at least one")
     if tuple(inputs.shape[1:]) != shape:
         raise DataError(
             f"{path} holds inputs of shape {tuple(inputs.shape[1:])}; the network was trained on {shape}"
@@ -63,11 +70,14 @@ def prepare(inputs: Tensor, record: dict[str, Any]) -> Tensor:
 
 
 def _array(path: Path, record: dict[str, Any]) -> Tensor:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        x = loaded["x"] if path.suffix == ".npz" else loaded
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a plain array, or an .npz file that holds x: {error}") from error
+    if path.suffix == ".npy":
+        x = read_npy(path)
+    else:
+        arrays = read_npz(path)
+        if "x" not in arrays:
+            raise DataError(f"{path} holds {', '.join(arrays) or 'no arrays'}; expected an array called x")
+        x = arrays["x"]
+    check_numbers(x, "x", path)
     if x.ndim != 2:
         return torch.from_numpy(as_images(x, path))
     if not record["columns"]:

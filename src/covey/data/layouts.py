@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.data.container import Split
+from covey.data.npy import map_npy
 from covey.data.pictures import read_images
 from covey.data.raw import Raw
 from covey.errors import DataError
@@ -166,9 +167,10 @@ def read_corruption(root: Path, folder: str, corruption: str, severity: int, cla
 
 def _array(path: Path) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} is not a plain .npy array ({error}); fetch it again") from error
+        return map_npy(path)
+    except DataError as error:
+        reason = error.__cause__ or error  # without the advice for users' own arrays
+        raise DataError(f"{path} is not a plain .npy array ({reason}); fetch it again") from error
 
 
 def read_uci(root: Path, name: str, split: int) -> Raw:

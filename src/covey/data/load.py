@@ -17,6 +17,7 @@ from covey.data.known import data_folder, read_known
 from covey.data.raw import Raw, check_targets, hold_out
 from covey.data.splits import digest, stratified
 from covey.errors import DataError
+from covey.files import is_ordinary
 
 _TEXT = {".txt", ".text", ".md", ""}
 _PARTS = ("train", "validation", "test")
@@ -124,6 +125,8 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
         return read_known(name, folder, ask)
     if path.is_dir():
         return pictures.read_folder(path, ask.image_size)
+    if not is_ordinary(path):
+        raise DataError(f"{path} is no ordinary file; expected a folder of images, a table, arrays or a text")
     if path.suffix in table.SUFFIXES:
         return table.read_table(path, ask.target, ask.task)
     if path.suffix == ".npz":

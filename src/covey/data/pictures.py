@@ -14,8 +14,12 @@ from torch import Tensor
 from covey.data.container import Split
 from covey.data.raw import Raw
 from covey.errors import DataError
+from covey.files import is_ordinary
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+MOST_PIXELS = 89_478_485  # where Pillow begins to warn: a quarter of a GiB in three channels
+# The formats that Pillow decodes itself. It would start Ghostscript for an EPS file, whatever its name ends in.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 Size = int | tuple[int, ...] | None
 _MODES = {1: "L", 3: "RGB"}
 
@@ -60,14 +64,20 @@ def _read(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as image:
+        if not is_ordinary(path):
+            raise ValueError("it is no ordinary file")
+        with Image.open(path, formats=_FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(
+                    f"it has {image.width:,} x {image.height:,} pixels, and at most {MOST_PIXELS:,} are read"
+                )
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"it has mode {image.mode}; images of 8 bits a channel are expected")
             grey = image.mode in ("1", "L", "LA")
             picture = image.convert(_MODES[channels or (1 if grey else 3)])
             if size is not None and picture.size != size[::-1]:
                 picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BILINEAR)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders meet damaged content with errors of any kind
         raise DataError(f"cannot read the image {path}: {error}; remove or replace it") from error
     pixels = np.asarray(picture)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -129,4 +139,9 @@ def _class_folders(place: Path) -> tuple[str, ...]:
 def _images(place: Path) -> list[Path]:
     if not place.is_dir():
         return []
-    return sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    return sorted(p for p in image_files(place) if not p.name.startswith("."))
+
+
+def image_files(place: Path) -> list[Path]:
+    """Whatever is called like an image anywhere below a folder, in order; folders may be called so too."""
+    return sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_dir())

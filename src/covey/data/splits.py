@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from covey.data import keyed
+from covey.data.container import Data, Split
 from covey.errors import DataError
 
 _SPLIT = 2  # keeps the split's numbers apart from those of the epochs' order
+_FEWER = 3  # and those of a subset apart from both
 
 
 def stratified(
@@ -47,6 +51,62 @@ def stratified(
         for name, piece in zip(sizes, rows.split(list(sizes.values())), strict=True):
             parts[name].append(piece)
     return {name: torch.cat(pieces).sort().values for name, pieces in parts.items()}
+
+
+def fewer(data: Data, count: int, seed: int) -> Data:
+    """At most `count` samples of each part, with the classes in proportion; the record tells which.
+
+    With the same seed, a larger count takes the same samples and more.
+    """
+    if count < 1:
+        raise DataError(f"at least one sample of each part must stay; got {count}")
+    parts: dict[str, Any] = {}
+    counts = dict(data.record.get("counts", {}))
+    digests = dict(data.record.get("indices_sha256", {}))
+    for name in ("train", "validation", "test"):
+        split: Split = getattr(data, name)
+        labels = split.targets if data.task == "classification" else None
+        rows = proportional(len(split), count, seed=seed, labels=labels)
+        parts[name] = split.take(rows)
+        counts[name] = len(rows)
+        if len(rows) < len(split):
+            digests[name] = _digest_of_some(digests.get(name, ""), rows)
+    ood = {}
+    for name, inputs in data.ood.items():
+        ood[name] = inputs[proportional(len(inputs), count, seed=seed)]
+    told = {
+        "counts": counts,
+        "indices_sha256": digests,
+        "ood": {name: len(inputs) for name, inputs in ood.items()},
+        "samples": count,
+    }
+    return replace(data, **parts, ood=ood, record={**data.record, **told})
+
+
+def proportional(samples: int, count: int, *, seed: int, labels: Tensor | None = None) -> Tensor:
+    """Numbers of `count` of the samples, or of all if there are no more, in rising order.
+
+    Args:
+        samples: how many there are.
+        count: how many are wanted.
+        seed: fixes which.
+        labels: (samples,) classes, each of which has its share, and at least one where `count` allows it.
+    """
+    order = keyed.permutation(samples, (seed, _FEWER))
+    if labels is not None:
+        shuffled = labels[order]
+        # How far each sample is through its class, from 0 to below 1; the first of each class come first.
+        progress = torch.zeros(samples, dtype=torch.float64)
+        for label in shuffled.unique():
+            places = (shuffled == label).nonzero().flatten()
+            progress[places] = torch.arange(len(places), dtype=torch.float64) / len(places)
+        order = order[progress.argsort(stable=True)]
+    return order[:count].sort().values
+
+
+def _digest_of_some(whole: str, rows: Tensor) -> str:
+    """The digest of a part's row numbers after some of its rows were chosen, from the digest before."""
+    return hashlib.sha256(f"{whole} {digest(rows)}".encode()).hexdigest()
 
 
 def check_shares(shares: Mapping[str, float]) -> None:

@@ -9,12 +9,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from covey.errors import EvaluationError
+from covey.data.npy import read_npz
+from covey.errors import DataError, EvaluationError
+from covey.files import whole
 
 FORMAT = 1
 OOD, CORRUPTED = "ood:", "corrupted:"
@@ -79,7 +82,7 @@ class Record:
         return len(self.outputs)
 
     def save(self, path: str | Path, *, half: bool = False) -> None:
-        """Write one .npz file; `half` stores outputs as float16, half the size and 3 decimal digits."""
+        """Write one .npz file, in one step; `half` stores outputs as float16, half the size and 3 decimal digits."""
         arrays = {"outputs": _numpy(self.outputs, half, "outputs"), "targets": self.targets.numpy()}
         if self.variance is not None:
             arrays["variance"] = _numpy(self.variance, False, "variance")
@@ -92,24 +95,15 @@ class Record:
         for name, outputs in self.corrupted.items():
             arrays[CORRUPTED + name] = _numpy(outputs, half, f"outputs on {name!r}")
         about = {"format": FORMAT, "task": self.task, "classes": list(self.classes)}
-        # Two names of savez itself cannot be keys; none of ours is "file" or "allow_pickle".
-        np.savez(path, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
+        # An open file, because savez would add .npz to the draft's name. Two names of savez itself cannot be keys;
+        # none of ours is "file" or "allow_pickle".
+        with whole(Path(path)) as temporary, temporary.open("wb") as file:
+            np.savez(file, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
 
     @staticmethod
     def load(path: str | Path) -> Record:
         """Read what `save` wrote. Never unpickles, so a file from anyone is safe to read."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file.items())
-            about = json.loads(str(arrays.pop("about")))
-        except (OSError, ValueError, KeyError) as problem:
-            raise EvaluationError(f"{path}: not a file of members' outputs ({problem})") from problem
-        if about.get("format") != FORMAT:
-            raise EvaluationError(f"{path}: format {about.get('format')!r}, this covey reads format {FORMAT}")
-        tensors = {}
-        for name, array in arrays.items():
-            tensor = torch.from_numpy(array)
-            tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+        about, tensors = _read(Path(path))
         validation = None
         if "validation_outputs" in tensors:
             validation = (tensors["validation_outputs"], tensors["validation_targets"])
@@ -123,6 +117,37 @@ class Record:
             corrupted=_named(tensors, CORRUPTED),
             classes=tuple(about["classes"]),
         )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The description and the tensors of a file, if it holds all that it must."""
+    try:
+        arrays = read_npz(path)
+        about = json.loads(str(arrays.pop("about")))
+        version = about["format"]
+    except (DataError, ValueError, KeyError, TypeError) as problem:
+        reason = problem.__cause__ or problem  # without the advice for users' own arrays
+        raise EvaluationError(
+            f"{path}: not a whole file of members' outputs ({reason}); evaluate again to write it anew"
+        ) from problem
+    if version != FORMAT:
+        raise EvaluationError(f"{path}: format {version!r}, this covey reads format {FORMAT}")
+    needed = {"outputs", "targets"}
+    if "validation_outputs" in arrays:
+        needed.add("validation_targets")
+    lacking = sorted(needed - set(arrays)) + sorted({"task", "classes"} - set(about))
+    if lacking:
+        raise EvaluationError(
+            f"{path}: not a whole file of members' outputs, it lacks {', '.join(lacking)}; evaluate again to write "
+            "it anew"
+        )
+    tensors = {}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf":
+            raise EvaluationError(f"{path}: {name!r} holds {array.dtype}; expected numbers")
+        tensor = torch.from_numpy(array)
+        tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return about, tensors
 
 
 def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from covey.train.alone import Alone
 from covey.train.averaging import averaged, training_inputs
 from covey.train.batches import PLANS, Microbatch, Stream, check_plan, microbatches
 from covey.train.recipe import Machine, Recipe
+from covey.train.samples import check_labels
 from covey.train.state import Job, Phase, State
 from covey.train.statistics import running
 from covey.train.step import run_piece
@@ -97,6 +98,7 @@ def make_job(
         raise OptionError(
             "keep='best' and patience go by a validation score, and the data have no validation samples."
         )
+    check_labels(data, recipe)
     chosen_score(data, recipe.choose)
     if resume and folder is None:
         raise OptionError("resume=True needs the folder of the run.")
@@ -228,9 +230,12 @@ def _refreshed(job: Job, state: State) -> Ensemble:
 
 
 def _one_epoch(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
-    """The training set once, without augmentation: the same in all processes."""
+    """The training set once, without augmentation and without ignored samples: the same in all processes."""
     split, device = job.data.train, job.fabric.device
-    for rows in torch.arange(len(split)).split(job.recipe.batch):
+    everyone = torch.arange(len(split))
+    if job.recipe.ignore_index is not None and split.targets.ndim == 1:
+        everyone = everyone[split.targets != job.recipe.ignore_index]
+    for rows in everyone.split(job.recipe.batch):
         targets = split.targets[rows].to(device)
         if job.data.task == "language":
             targets = targets.long()

@@ -32,6 +32,8 @@ class Recipe:
         loss: "auto" follows the data: "cross-entropy" for classes and text, "gaussian" or "mse" for numbers. "binary"
             is for classes too: each on its own, as if an image could show several.
         smoothing: label smoothing of the cross-entropy.
+        ignore_index: the label of samples, or of positions in them, that do not count, such as -100; None: all count,
+            and a label that is no class is an error.
         clip: largest norm of the gradient; None does not clip.
         augment: what happens to training images.
         ema: decay of an exponential moving average of the weights, such as 0.999, which then is what is
@@ -59,6 +61,7 @@ class Recipe:
     schedule: Schedule = field(default_factory=lambda: Schedule(kind="cosine"))
     loss: Literal["auto", "cross-entropy", "binary", "gaussian", "mse"] = "auto"
     smoothing: float = 0.0
+    ignore_index: int | None = None
     clip: float | None = None
     augment: Augment = field(default_factory=Augment)
     ema: float = 0.0

@@ -20,6 +20,7 @@ from covey.ensemble import Ensemble
 from covey.errors import TrainingError
 from covey.train.batches import PLANS, Microbatch, Share, microbatches
 from covey.train.recipe import Recipe
+from covey.train.samples import fault
 from covey.train.state import Job, State
 from covey.train.statistics import Statistics, exchange
 
@@ -78,7 +79,7 @@ def accumulate_gradients(job: Job, state: State, shares: Sequence[Share]) -> Ten
     if statistics is not None:
         exchange(job.fabric, ensemble, losses, statistics)
         statistics.finish()
-    check_losses(losses, state)
+    check_losses(losses, job, state, shares)
     idle = torch.ones(ensemble.members, dtype=torch.bool, device=losses.device)
     idle[trained] = False
     return losses.masked_fill(idle, math.nan)
@@ -99,6 +100,7 @@ def run_piece(job: Job, ensemble: Ensemble, piece: Microbatch) -> Tensor:
             per_member=piece.indices.ndim == 2,
             loss=job.loss,
             smoothing=recipe.smoothing,
+            ignore_index=recipe.ignore_index,
         )
 
 
@@ -109,15 +111,22 @@ def as_targets(targets: Tensor, task: str) -> Tensor:
     return targets[..., None] if targets.is_floating_point() else targets[..., None].float()
 
 
-def check_losses(losses: Tensor, state: State) -> None:
-    """Stop where a member's loss is no number, before it reaches the weights."""
+def check_losses(losses: Tensor, job: Job, state: State, shares: Sequence[Share]) -> None:
+    """Stop where a member's loss is no number, before it reaches the weights, and say what is to blame."""
     for k, value in enumerate(losses.tolist()):
-        if not math.isfinite(value):
-            lr = max(group["lr"] for group in state.optimizer.param_groups)
-            raise TrainingError(
-                f"the loss of member {k} became {value} at step {state.steps}, with a learning rate of {lr:.3g}. "
-                "Lower lr, clip the gradient, or warm up."
-            )
+        if math.isfinite(value):
+            continue
+        rows = torch.cat([share.indices.flatten() for share in shares])
+        if job.recipe.augment.mixup or job.recipe.augment.cutmix:
+            rows = torch.arange(len(job.data.train))  # partners come from anywhere
+        reason = fault(job.data.train, rows, "training")
+        if reason is not None:
+            raise TrainingError(f"the loss of member {k} became {value} at step {state.steps}: {reason}")
+        lr = max(group["lr"] for group in state.optimizer.param_groups)
+        raise TrainingError(
+            f"the loss of member {k} became {value} at step {state.steps}, with a learning rate of {lr:.3g}. "
+            "Lower lr, clip the gradient, or warm up."
+        )
 
 
 def apply_gradients(job: Job, state: State) -> None:

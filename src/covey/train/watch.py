@@ -15,9 +15,10 @@ from torch import Tensor
 from covey.combine import Prediction, Regression
 from covey.data import Data, Split
 from covey.ensemble import Ensemble
-from covey.errors import OptionError
+from covey.errors import OptionError, TrainingError
 from covey.extras import load
 from covey.seeds import seed_of
+from covey.train.samples import fault
 from covey.train.state import Job, State
 from covey.train.step import as_targets
 
@@ -45,8 +46,11 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
         inputs = job.data.prepare(split.inputs[part]).to(device)
         targets = as_targets(split.targets[part], job.data.task).to(device)
         with fabric.autocast():
-            answer = _exact(ensemble.predict(inputs))
-        scores = _regression(answer, targets) if isinstance(answer, Regression) else _classes(answer, targets)
+            answer = _exact(ensemble.predict(inputs, check=False))
+        if isinstance(answer, Regression):
+            scores = _regression(answer, targets)
+        else:
+            scores = _classes(*_counted(answer, targets, job.recipe.ignore_index))
         names = list(scores)
         found = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in scores.values()])
         sums = found if sums is None else sums + found
@@ -55,7 +59,12 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
         sums = torch.zeros(len(names), dtype=torch.float64, device=device) if sums is None else sums
         sums = fabric.all_reduce(sums, reduce_op="sum")  # type: ignore[assignment]
     assert sums is not None
-    return _means(dict(zip(names, sums.tolist(), strict=True)), job.data)
+    scores = _means(dict(zip(names, sums.tolist(), strict=True)), job.data)
+    if not all(map(math.isfinite, scores.values())):
+        reason = fault(split, torch.arange(len(split)), "validation")
+        if reason is not None:
+            raise TrainingError(f"the validation scores after epoch {epoch} are not finite: {reason}")
+    return scores
 
 
 def _exact(answer: Prediction | Regression) -> Prediction | Regression:
@@ -64,6 +73,14 @@ def _exact(answer: Prediction | Regression) -> Prediction | Regression:
         return Prediction(answer.logits.float())
     variance = answer.member_variance
     return Regression(answer.member_mean.float(), None if variance is None else variance.float())
+
+
+def _counted(answer: Prediction, targets: Tensor, ignore_index: int | None) -> tuple[Prediction, Tensor]:
+    """Answers and labels without those that are ignored."""
+    if ignore_index is None:
+        return answer, targets
+    counts = targets != ignore_index
+    return Prediction(answer.logits[:, counts]), targets[counts]
 
 
 def _classes(answer: Prediction, targets: Tensor) -> dict[str, Any]:

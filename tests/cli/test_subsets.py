@@ -1,0 +1,54 @@
+"""Runs on some of the data: all classes are there, and a resumed run has the same samples or is refused."""
+
+import json
+import warnings
+
+import pytest
+from PIL import Image
+
+from covey.cli.main import main
+
+
+@pytest.fixture
+def covey(tmp_path, monkeypatch, capsys):
+    """Runs a command in a folder with sorted images of three classes; returns its exit code and its complaints."""
+    for k, name in enumerate(("ape", "bee", "cow")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(30):
+            Image.new("L", (4, 4), 80 * k + i).save(tmp_path / "images" / name / f"{i:02}.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def run(*words):
+        code = main(words)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def train(samples, *more):
+    words = ("train", "single", "--data", "images", "--network", "mlp", "--network-option", "hidden=[4]")
+    words += ("--epochs", "1", "--no-progress", "--folder", "run", "--samples", str(samples))
+    return *words, *more
+
+
+def test_samples_are_drawn_from_all_classes_and_a_resumed_run_has_the_same(covey, tmp_path):
+    assert covey(*train(12))[0] == 0
+    record = json.loads((tmp_path / "run" / "settings.json").read_text())["record"]
+    assert record["counts"] == {"train": 12, "validation": 9, "test": 12}
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert not any("All test labels" in note for note in scores["notes"])
+    assert covey(*train(12, "--resume"))[0] == 0
+    code, err = covey(*train(15, "--resume"))
+    assert code == 2
+    assert "was written with other settings: data.indices_sha256" in err
+    code, err = covey("evaluate", "run", "--limit", "6", "--no-report")
+    assert code == 0
+    scores = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert not any("All test labels" in note for note in scores["notes"])
+
+
+def test_no_samples(covey):
+    code, err = covey(*train(0))
+    assert code == 2
+    assert "at least one sample of each part must stay; got 0" in err
