@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Literal
@@ -26,10 +26,12 @@ from torch import Tensor
 
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
+from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
-from covey.options import check_choice
+from covey.options import check_choice, check_least
 from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.plain import Replicated
 from covey.parts.template_method import Draft, TemplateMethod
 from covey.parts.templates import BankSpec, Makeup, Piece, Templates, fan_in
 
@@ -44,12 +46,14 @@ class Hypernetwork(TemplateMethod):
         budget: parameters that all members together must not exceed: a count (int) or a ratio to the network's
             (float); `sizes` are scaled together to the largest that fit. None takes them as they are.
         norms: whether members have norms of their own ("member") or share their scales and shifts ("shared").
+        decay: factor of the weight decay of the members' norms, heads and biases; embeddings never decay.
     """
 
     role = "hypernetwork"
 
     sizes: tuple[int, int, int] = (10, 7, 14)
     norms: Literal["member", "shared"] = "member"
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,6 +63,7 @@ class Hypernetwork(TemplateMethod):
                 f"got {self.sizes!r}."
             )
         check_choice("norms", self.norms, ("member", "shared"))
+        check_least("decay", self.decay, 0)
 
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
         """A hypernetwork for each group of layers."""
@@ -74,6 +79,18 @@ class Hypernetwork(TemplateMethod):
             makeup |= made
         ordered = {name: makeup[name] for name in layers}
         return Draft(banks, [ordered], own)
+
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
+        """Draw the hypernetworks; what members own besides embeddings has a decay of its own."""
+        ensemble = super().build(bodies, layout)
+        for part in ensemble.parts.values():
+            if isinstance(part, Replicated):
+                part.decay = self.decay
+        return ensemble
+
+    def before_late_start(self) -> Hypernetwork:
+        """One member, whose norms and head decay like any others: `decay` is for what members own."""
+        return replace(self.full_gradient(), members=1, decay=1.0)
 
     def _sizes(self, body: Anatomy, groups: Sequence[ChunkGroup], own: Sequence[str]) -> list[int]:
         """Embedding sizes by group: as given, or scaled to the budget."""

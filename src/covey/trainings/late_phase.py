@@ -32,7 +32,8 @@ class LatePhase(Training):
         noise: sigma, Gaussian noise in units of each tensor's root mean square.
         restart: tensors of the members that are initialised anew at the start, such as the head.
         gamma: factor of the shared tensors' gradient, which is summed over members.
-        decay: for copies, factor of the weight decay of the members' tensors.
+        decay: factor of the weight decay of the members' copies, norms and heads from `start` on; rank-one factors
+            and embeddings never decay.
         nested: each member takes a minibatch, then the shared tensors move once; otherwise a member drawn for
             each minibatch steps along with them.
         freeze: let only the members' tensors learn after the start.
@@ -79,5 +80,5 @@ class LatePhase(Training):
             where = "all" if self.where is None else self.where
             return BatchEnsemble(members=self.members, init="ones", where=where, lr=1.0, gamma=self.gamma)
         if self.kind == "embeddings":
-            return Hypernetwork(members=self.members, budget=None, gamma=self.gamma)
+            return Hypernetwork(members=self.members, budget=None, gamma=self.gamma, decay=self.decay)
         raise OptionError(f"kind is 'copies', 'rank-one' or 'embeddings'; got {self.kind!r}.")
