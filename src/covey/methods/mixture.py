@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -68,7 +68,9 @@ class Mixture(TemplateMethod):
     @classmethod
     def renamed(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Ensembles that were stored before `heads` was an option have a head for each member."""
-        return {"heads": "member", **options}
+        # a stored ensemble names all its options, a recipe only those that differ from the defaults
+        older = {f.name for f in fields(cls)} - {"heads"}
+        return {"heads": "member", **options} if older <= set(options) else dict(options)
 
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
         """Banks for groups of layers of one shape; one bank for all layers where the budget is too small for that."""
