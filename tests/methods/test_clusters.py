@@ -104,5 +104,7 @@ def test_templates_go_to_slabs_with_more_users_first() -> None:
     assert allocate([5, 5, 5], [1, 2, 4], 25) == [1, 2, 2]
     assert allocate([5, 5, 5], [1, 2, 4], 35) == [1, 2, 4]
     assert allocate([5, 5, 5], [1, 2, 4], 40) == [2, 2, 4]  # then whatever the users
-    assert allocate([5, 5, 5], [1, 2, 4], 10**6) == [8, 8, 8]
+    assert allocate([5, 5, 5], [1, 2, 4], 10**6, most=8) == [8, 8, 8]
+    assert allocate([5, 5, 5], [1, 2, 4], 105) == [7, 7, 7]  # until the budget is used
+    assert allocate([5, 5, 5], [1, 2, 4], 114) == [8, 7, 7]
     assert allocate([5, 50], [3, 3], 65) == [3, 1]  # where there is no room for a large one, a small one

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import copy
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +139,103 @@ def test_embeddings_have_no_decay_and_norms_can_be_shared() -> None:
     assert _count(own) - _count(shared) == 9 * 17_952
 
 
+@pytest.mark.parametrize(
+    ("norms", "total"),
+    [  # LL+BN and LL of the paper's appendix: one set of embeddings
+        ("member", lambda members: 35_844_320 + 654 + members * (17_952 + 6_410)),
+        ("single", lambda members: 35_844_320 + 654 + 17_952 + members * 6_410),
+        ("shared", lambda members: 35_844_320 + 654 + 17_952 + members * 6_410),
+    ],
+)
+def test_the_controls_share_one_set_of_embeddings(norms: str, total: Callable[[int], int]) -> None:
+    for members in (1, 10):
+        method = covey.Hypernetwork(members=members, norms=norms, embeddings="shared", budget=None)  # type: ignore[arg-type]
+        ensemble = built(method, [wrn_28_10()])
+        assert _count(ensemble) == ensemble.coverage.total == total(members)
+
+
+def _small(**options: Any) -> covey.Ensemble:
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(),
+        nn.Linear(16, 3),
+    ).double()  # fmt: skip
+    method = covey.Hypernetwork(members=3, budget=None, **options)
+    return covey.convert(network, method, example=torch.zeros(2, 2, 6, 6, dtype=torch.float64))
+
+
+def test_controls_differ_in_what_is_left_to_them_only() -> None:
+    for norms, own in (("member", {"1", "4", "6"}), ("shared", {"6"})):
+        ensemble = _small(embeddings="shared", norms=norms)
+        assert {name.split(".")[0] for name in ensemble.parts["replicated"].names} == own
+        first, second = ensemble.tensors(0), ensemble.tensors(1)
+        assert torch.equal(first["0.weight"], second["0.weight"])
+        assert not torch.equal(first["6.weight"], second["6.weight"])
+        with pytest.raises(covey.CoveyError, match="share their embeddings"):
+            embeddings(ensemble)
+    # with norms shared too, members are the same up to the head, so one set of statistics is all of theirs
+    assert not dict(_small(embeddings="shared", norms="shared").state[0].own.items())
+
+
+@pytest.mark.parametrize("run", ["loop", "batched"])
+@pytest.mark.parametrize("sharing", ["member", "shared"])
+def test_a_single_set_of_norms_has_one_set_of_statistics(run: str, sharing: str) -> None:
+    """Members still answer as plain networks; what a step does to the statistics is the mean of what each would do."""
+    ensemble = _small(norms="single", embeddings=sharing)
+    ensemble.run = run  # type: ignore[assignment]
+    assert not dict(ensemble.state[0].own.items())
+    x = torch.randn(3, 5, 2, 6, 6, dtype=torch.float64)
+    plain = [ensemble.member(k).train() for k in range(3)]
+    outputs = ensemble.train()(x, per_member=True)
+    for k, network in enumerate(plain):
+        torch.testing.assert_close(outputs[k], network(x[k]))
+    for layer in (1, 4):
+        for name in ("running_mean", "running_var"):
+            mean = torch.stack([getattr(network[layer], name) for network in plain]).mean(0)
+            for k in range(3):
+                torch.testing.assert_close(getattr(ensemble.member(k)[layer], name), mean)
+    # a member that trains alone, as a drawn one does, leaves the statistics that it would leave alone
+    alone = ensemble.member(1).train()
+    ensemble.run = "loop"  # torch cannot vectorise a shared statistic over members that see one minibatch
+    ensemble(x[0], members=[1])
+    alone(x[0])
+    torch.testing.assert_close(ensemble.member(2)[4].running_var, alone[4].running_var)
+    ensemble.eval()
+    ensemble.run = run  # type: ignore[assignment]
+    for k in range(3):
+        torch.testing.assert_close(ensemble(x[0])[k], ensemble.member(k).eval()(x[0]))
+
+
+def test_a_single_set_of_norms_is_stored_started_late_and_collapsed(tmp_path) -> None:
+    from covey.data import Data, Split
+
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 2, 6, 6, generator=draw), torch.arange(40) % 3
+    data = Data(
+        Split(x, y), Split(x, y), Split(x, y), task="classification", classes=tuple("abc"), shape=(2, 6, 6)
+    )
+    network = copy.deepcopy(_small().member(0)).float()
+    for method in (
+        covey.Economical(members=3, norms="single", noise=0.5, nested=False),
+        covey.LatePhase(members=3, kind="embeddings", norms="single", collapse=False),
+        covey.Economical(members=3, norms="member", embeddings="shared"),
+    ):
+        recipe = covey.Recipe(epochs=4, batch=10, average=0.5)
+        machine = covey.Machine(accelerator="cpu", progress=False)
+        ensemble = covey.fit(network, data, recipe, method=method, machine=machine).ensemble
+        assert bool(dict(ensemble.state[0].own.items())) == (method.norms == "member")
+        covey.save(ensemble, tmp_path / method.norms)
+        loaded = covey.load(tmp_path / method.norms, network=network)
+        with torch.no_grad():
+            assert torch.equal(loaded(x), ensemble(x))
+        assert ensemble.collapse()(x).shape == (40, 3)
+
+
+def test_norms_beside_other_late_weights_are_said_by_where() -> None:
+    with pytest.raises(covey.CoveyError, match="norms is for kind='embeddings'"):
+        covey.LatePhase(norms="single").late()
+
+
 def test_collapse_is_the_network_of_the_mean_embedding() -> None:
     ensemble = _converted()
     mean = ensemble.collapse()
@@ -161,7 +261,8 @@ def test_bad_input_says_what_to_do() -> None:
         ({"budget": 0}, "above 0"),
         ({"budget": True}, "above 0"),
         ({"budget": float("nan")}, "above 0"),
-        ({"norms": "none"}, "one of 'member', 'shared'"),
+        ({"norms": "none"}, "one of 'member', 'shared', 'single'"),
+        ({"embeddings": "none"}, "one of 'member', 'shared'"),
     ):
         with pytest.raises(covey.CoveyError, match=words):
             covey.Hypernetwork(**options)  # type: ignore[arg-type]

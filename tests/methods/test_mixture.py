@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -8,13 +9,15 @@ from meta_wrn import built, wrn_28_10
 from torch import nn
 
 import covey
+from covey import registry
 from covey.methods.mixture import allocate
 from covey.networks.anatomy import Anatomy, examine
 from covey.parts.templates import Bank, FlatBank, Templates
 
 GROUPED = 7 * (230_400 + 921_600 + 3_686_400)  # 21 layers of WRN-28-10 in three groups
-PLAIN = 2_586_032
-OWN = 17_952 + 6_410
+PLAIN = 2_586_032  # layers that stand alone in their shape, but for the head
+HEAD = 6_410
+NORMS = 17_952
 
 
 def _banks(ensemble: covey.Ensemble) -> list[Bank]:
@@ -33,7 +36,46 @@ def test_105_coefficients_a_member_and_two_percent_unused_on_wrn_28_10() -> None
     assert 0.98 * 36_500_000 <= _count(ensemble) <= 36_500_000
     assert ensemble.coverage.total == _count(ensemble)
     shared = ensemble.parts["shared"].parameters()
-    assert sum(p.numel() for p in shared) == PLAIN
+    assert sum(p.numel() for p in shared) == PLAIN + HEAD
+    # 6, 7 and 7 templates; a seventh of the first group would be above the budget
+    assert _count(ensemble) == 6 * 230_400 + 7 * 921_600 + 7 * 3_686_400 + PLAIN + HEAD + 4 * (105 + NORMS)
+    assert _count(ensemble) == 36_303_070
+
+
+def test_one_more_member_costs_its_coefficients_and_its_norms() -> None:
+    """Section 3.1 of the paper: "a few thousand", 105 coefficients and BatchNorm."""
+
+    def count(members: int, **options: Any) -> int:
+        body = wrn_28_10()
+        method = covey.Mixture(members=members, budget=36_500_000, **options)
+        return _count(built(method, [body]))
+
+    assert count(5) - count(4) == 105 + 17_952
+    assert count(5, heads="member") - count(4, heads="member") == 105 + 17_952 + 6_410
+
+
+@pytest.mark.parametrize("heads", ["shared", "member"])
+def test_the_coverage_table_says_whose_the_heads_are(heads: str) -> None:
+    torch.manual_seed(0)
+    method = covey.Mixture(members=3, budget=9.0, heads=heads)  # type: ignore[arg-type]
+    ensemble = covey.convert(_net(), method, example=X)
+    rows = {row.name: row for row in ensemble.coverage.rows}
+    says = {"shared": "head shared by all members", "member": "head of each member"}[heads]
+    for name, parameters in (("7.weight", 18), ("7.bias", 3)):
+        assert rows[name].note == says
+        assert rows[name].parameters == parameters * (3 if heads == "member" else 1)
+    assert rows["0.weight"].note == "no templates, shared by all members"
+    first, second = (ensemble.tensors(k)["7.weight"] for k in (0, 1))
+    assert torch.equal(first, second) == (heads == "shared")
+
+
+def test_options_from_before_heads_mean_a_head_for_each_member() -> None:
+    stored = registry.described(covey.Mixture(members=3))["options"]
+    assert registry.revived("mixture", stored).heads == "shared"
+    del stored["heads"]
+    assert registry.revived("mixture", stored).heads == "member"
+    # part of the options is no stored ensemble but a recipe, whose other options are the defaults
+    assert registry.revived("mixture", {"members": 3}).heads == "shared"
 
 
 @pytest.mark.parametrize(("budget", "templates"), [(15_000_000, 2), (36_500_000, 7), (120_000_000, 24)])
@@ -43,7 +85,7 @@ def test_the_budget_holds_and_less_than_the_smallest_template_is_unused(
 ) -> None:
     ensemble = built(covey.Mixture(members=members, budget=budget), [wrn_28_10()])
     assert budget - 230_400 - 21 * 5 * members < _count(ensemble) <= budget
-    left = budget - PLAIN - members * OWN
+    left = budget - PLAIN - HEAD - members * NORMS
     assert abs(left / GROUPED * 7 - templates) < 0.6
     largest = max(_banks(ensemble), key=lambda bank: bank.theta[0].numel())
     assert largest.theta.shape == (round(left / GROUPED * 7 - 0.1), 640, 640, 3, 3)
@@ -60,7 +102,7 @@ def test_seven_million_is_one_bank_for_all_layers() -> None:
     ensemble = built(covey.Mixture(members=4, budget=7_000_000), [wrn_28_10()])
     (bank,) = _banks(ensemble)
     assert isinstance(bank, FlatBank)
-    share = (7_000_000 - PLAIN - 4 * OWN) / GROUPED * 7
+    share = (7_000_000 - PLAIN - HEAD - 4 * NORMS) / GROUPED * 7
     assert abs(share - 0.9) < 0.02  # of a template each
     assert _count(ensemble) == 7_000_000
     assert len(ensemble.parts["mixture"].names) == 28  # single layers too
@@ -149,10 +191,8 @@ def test_the_flat_bank_is_read_round_and_round() -> None:
 def test_the_minimum_it_names_is_enough(templates: int) -> None:
     body = examine(_two_groups(), example=X)
     minimum = _minimum(covey.Mixture(members=3, budget=100, templates=templates), body)
-    one_bank = 324 + 3 * (
-        5 * templates + 6 + 21
-    )  # the largest layer; coefficients, a bias and a head for each member
-    two_banks = 324 + 36 + 12 + 6 + 3 * (4 + 21)  # one template each; the first layer; coefficients and heads
+    one_bank = 324 + 21 + 3 * (5 * templates + 6)  # the largest layer; the head; coefficients and a bias each
+    two_banks = 324 + 36 + 12 + 6 + 21 + 3 * 4  # one template each; the first layer; the head; coefficients
     assert minimum == min(one_bank, two_banks)
     assert _count(built(covey.Mixture(members=3, budget=minimum, templates=templates), [body])) == minimum
     assert _minimum(covey.Mixture(members=3, budget=minimum - 1, templates=templates), body) == minimum
@@ -176,11 +216,11 @@ def test_shares_and_leftovers() -> None:
 def test_bad_input_says_what_to_do() -> None:
     body = examine(_net(), example=X)
     with pytest.raises(
-        covey.CoveyError, match=r"at least [\d,]+ parameters here, and the budget is 400.*'1.weight'"
+        covey.CoveyError, match=r"at least [\d,]+ parameters here, and the budget is 350.*'1.weight'"
     ):
-        built(covey.Mixture(members=3, budget=400), [body])
+        built(covey.Mixture(members=3, budget=350), [body])
     apart = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 2)).double()
-    with pytest.raises(covey.CoveyError, match=r"degenerate.*Replicate\(where=\('norms', 'head'\)\)"):
+    with pytest.raises(covey.CoveyError, match=r"degenerate.*Replicate\(where='norms'\)"):
         covey.convert(apart, covey.Mixture(), example=X)
     covey.convert(apart, covey.Mixture(singles="bank", budget=5.0), example=X)
     with pytest.raises(covey.CoveyError, match="SuperWeights takes several"):
@@ -192,6 +232,7 @@ def test_bad_input_says_what_to_do() -> None:
         ({"assign": "random"}, "one of 'same', 'disjoint'"),
         ({"singles": "no"}, "one of 'plain', 'bank'"),
         ({"norms": "no"}, "one of 'member', 'shared'"),
+        ({"heads": "no"}, "one of 'member', 'shared'"),
     ):
         with pytest.raises(covey.CoveyError, match=words):
             covey.Mixture(**options)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from covey.methods.superweights import SuperWeights
 from covey.methods.superweights.refinement import layer_gradients, similarity
 from covey.networks.anatomy import examine
 from covey.papers.presets import PRESETS
-from covey.parts.templates import Templates
+from covey.parts.templates import FlatBank, Templates
 
 
 class Net(nn.Module):
@@ -180,12 +181,126 @@ def test_one_network_gives_members_with_coefficients_of_their_own() -> None:
     assert not torch.allclose(outputs[0], outputs[1])
 
 
-def test_homogeneous_wrn_28_10_stays_in_its_budget() -> None:
-    ensemble = built(SuperWeights(members=4, budget=36_500_000, clusters="shape"), [wrn_28_10()])
-    assert 0.9 * 36_500_000 < count(ensemble) <= 36_500_000
+@pytest.mark.parametrize("budget", [15_000_000, 36_500_000, 120_000_000])
+def test_one_superweight_per_layer_on_wrn_28_10_uses_its_budget(budget: int) -> None:
+    ensemble = built(SuperWeights(members=4, budget=budget, clusters="shape"), [wrn_28_10()])
+    smallest = 16 * 3 * 9 + 4  # the first layer's template and a coefficient for each member
+    assert budget - smallest < count(ensemble) <= budget
+    assert ensemble.layout.facts["unused"] == budget - count(ensemble)
     pieces = [made.pieces for made in part_of(ensemble).makeup[0].values()]
     assert len(pieces) == 28
     assert all(len(each) == 1 for each in pieces)  # one SuperWeight a layer
+
+
+def test_a_template_for_every_shape_takes_more_than_seven_million() -> None:
+    alone = 3 * 9 * 16 + 16 * 9 * 160 + 160 * 9 * 320 + 320 * 9 * 640 + 16 * 160 + 160 * 320 + 320 * 640
+    grouped = 9 * (160**2 + 320**2 + 640**2)
+    one_each = (
+        alone + grouped + 4 * 28 + 4 * (17_952 + 6_410)
+    )  # coefficients, norms and heads of four members
+    enough = built(SuperWeights(members=4, budget=one_each, clusters="shape"), [wrn_28_10()])
+    assert count(enough) == one_each
+    assert {len(bank.theta) for bank in part_of(enough).named_banks().values()} == {1}
+    less = built(SuperWeights(members=4, budget=one_each - 1, clusters="shape"), [wrn_28_10()])
+    assert len(part_of(less).banks) == 1
+    assert one_each > 7_000_000
+
+
+def test_seven_million_on_wrn_28_10_is_one_vector_in_which_templates_overlap() -> None:
+    ensemble = built(SuperWeights(members=4, budget=7_000_000, clusters="shape"), [wrn_28_10()])
+    (bank,) = part_of(ensemble).named_banks().values()
+    assert isinstance(bank, FlatBank)
+    assert bank.alpha.shape == (4, 28, 5)  # members' own: five coefficients for each of 28 layers
+    assert len(bank.theta) == 7_000_000 - 4 * 28 * 5 - 4 * (17_952 + 6_410)
+    assert count(ensemble) == 7_000_000
+    mixture = built(covey.Mixture(members=4, budget=7_000_000, heads="member"), [wrn_28_10()])
+    assert count(mixture) == count(ensemble)
+    (flat,) = mixture.parts["mixture"].named_banks().values()  # type: ignore[operator]
+    assert flat.theta.shape == bank.theta.shape
+    assert flat.alpha.shape == bank.alpha.shape
+
+
+FLAT = {"budget": 0.9, "clusters": "depth"}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"share": "layers"}, {"refine_at": 1}, {"decouple_at": 1, "beta": 1.0}], ids=str
+)
+def test_slabs_that_overlap_are_read_out_of_one_vector(options: dict, tmp_path) -> None:
+    """Against a second construction: index by index."""
+    ensemble = converted(**FLAT, **options)
+    part = part_of(ensemble)
+    (bank,) = part.named_banks().values()
+    assert isinstance(bank, FlatBank)
+    mean = sum(p.numel() for net in nets() for p in net.parameters()) / 3
+    assert count(ensemble) <= int(0.9 * mean)
+    assert count(ensemble) == ensemble.coverage.total
+    n = len(bank.theta)
+    for k in range(3):
+        for name, made in part.makeup[k].items():
+            weight = torch.full(made.shape, torch.nan, dtype=torch.float64)
+            for piece in made.pieces:
+                size = math.prod(piece.shape)
+                step = min(size, n // 5)
+                flat = torch.zeros(size, dtype=torch.float64)
+                for i in range(5):
+                    where = (piece.start + i * step + torch.arange(size)) % n
+                    flat += piece.scale * bank.alpha[piece.rows[0], i].detach() * bank.theta[where].detach()
+                weight[piece.into or slice(None)] = flat.view(piece.shape)
+            torch.testing.assert_close(ensemble.tensors(k)[name].detach(), weight)
+    if ensemble.method.turns():
+        outputs = ensemble.eval()(X).detach()
+        said = ensemble.method.after_epoch(ensemble, 1, [(X, Y)])
+        assert said == ("restart" if "refine_at" in options else "changed")
+        if said == "changed":  # copies of rows, so nothing changes yet
+            torch.testing.assert_close(ensemble(X).detach(), outputs)
+        assert count(ensemble) <= int(0.9 * mean)
+    covey.save(ensemble.eval(), tmp_path)
+    with torch.no_grad():
+        assert torch.equal(covey.load(tmp_path, network=nets())(X), ensemble(X))
+
+
+def test_members_of_one_network_have_rows_of_their_own_in_the_vector() -> None:
+    """Also where a cluster has several slabs, each with rows of all members."""
+    ensemble = covey.convert(nets()[0], SuperWeights(members=3, budget=0.6), example=X)
+    part = part_of(ensemble)
+    (bank,) = part.named_banks().values()
+    assert isinstance(bank, FlatBank)
+    assert bank.alpha.ndim == 3
+    rows = len(bank.alpha[0])
+    used = [piece.rows for made in part.makeup[0].values() for piece in made.pieces]
+    assert len(used) == rows
+    assert sorted(row for each in used for row in each) == list(range(3 * rows))
+    assert all(row // rows == k for each in used for k, row in enumerate(each))
+
+
+def test_a_budget_left_unused_is_said() -> None:
+    with pytest.warns(UserWarning, match=r"leaves [\d,]+ of its budget of 120,000,000.*templates=8"):
+        capped = built(
+            SuperWeights(members=4, budget=120_000_000, clusters="shape", templates=8), [wrn_28_10()]
+        )
+    assert count(capped) < 60_000_000
+    assert capped.layout.facts["unused"] == 120_000_000 - count(capped)
+
+
+def test_the_homogeneous_preset_has_mixture_s_templates() -> None:
+    """Paper 3 prints paper 4's numbers for it: 6, 7 and 7 templates at 36.5 M, 105 coefficients a member."""
+    names, method = PRESETS["homogeneous"]
+    assert names == ("wrn-28-10",)
+    assert method == covey.Mixture(members=4, budget=36_500_000)
+    ensemble = built(method, [wrn_28_10()])
+    banks = ensemble.parts["mixture"].named_banks().values()  # type: ignore[operator]
+    assert [tuple(bank.theta.shape[:2]) for bank in banks] == [(6, 160), (7, 320), (7, 640)]
+    assert sum(bank.alpha[0].numel() for bank in banks) == 105
+
+
+@pytest.mark.parametrize(
+    "preset", ["heterogeneous", "gradient-conflict", "multi-width", "multi-depth-width", "families"]
+)
+def test_presets_refine_four_depth_clusters_at_a_tau_of_one_tenth(preset: str) -> None:
+    _, method = PRESETS[preset]
+    assert isinstance(method, SuperWeights)
+    assert (method.clusters, method.bins, method.refine_at, method.tau) == ("depth", 4, 20, 0.1)
 
 
 # --- refinement ---------------------------------------------------------------------------------------------------

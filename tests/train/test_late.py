@@ -74,7 +74,7 @@ def run(method, *, folder=None, resume=False, net=None, **changes):
     )
 
 
-def by_hand(gamma, start, members=3):
+def by_hand(gamma, start, members=3, late_decay=5e-4):
     """The whole of algorithm 4 of paper 2 in plain torch, with one optimiser for theta and one for each phi_k."""
     data, net, stream = blobs(), network(), Stream(88, 8, seed=0)
     settings = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
@@ -90,7 +90,8 @@ def by_hand(gamma, start, members=3):
         if consumed >= start * stream.per_epoch and len(phi) == 1:
             phi = [{n: nn.Parameter(t.detach().clone()) for n, t in phi[0].items()} for _ in range(members)]
             buffers = [{n: b.clone() for n, b in buffers[0].items()} for _ in range(members)]
-            u_phi = [torch.optim.SGD(list(p.values()), **settings) for p in phi]
+            late = {**settings, "weight_decay": late_decay}
+            u_phi = [torch.optim.SGD(list(p.values()), **late) for p in phi]
         for optimizer in [u_theta, *u_phi]:
             optimizer.param_groups[0]["lr"] = schedule.at(consumed / stream.per_epoch, lr=0.1, epochs=5)
         u_theta.zero_grad()
@@ -122,6 +123,62 @@ def test_a_run_is_algorithm_four(gamma, start, chunk):
             torch.testing.assert_close(
                 member[name], tensor, rtol=1e-4, atol=1e-5, msg=f"{name} of member {k}"
             )
+
+
+def test_the_decay_of_late_weights_acts_from_the_start_on_only():
+    """5e-4 K after T0, and 5e-4 before it, when phi_0 is a parameter like any other."""
+    found = run(covey.LatePhase(members=3, start=2, decay=60.0, collapse=False)).ensemble
+    expected = by_hand(1.0, 2, late_decay=60 * 5e-4)
+    everywhere = by_hand(1.0, 0, late_decay=60 * 5e-4)
+    for k, tensors in enumerate(expected):
+        member = dict(found.member(k).named_parameters())
+        for name, tensor in member.items():
+            torch.testing.assert_close(tensor, tensors[name], rtol=1e-4, atol=1e-5, msg=f"{name} of {k}")
+        assert not torch.allclose(member["3.weight"], everywhere[k]["3.weight"], atol=1e-2)
+
+
+def test_norms_and_heads_beside_embeddings_decay_as_late_weights_do():
+    method = covey.LatePhase(members=3, start=2, decay=7.0, kind="embeddings").late().method
+    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    for options, factor in ((method, 7.0), (method.before_late_start(), 1.0)):
+        ensemble = covey.convert(body, options, example=torch.zeros(2, 1, 4, 4))
+        decays = {}
+        for part in ensemble.parts.values():
+            for group in part.groups():
+                decays.update({id(p): group.decay for p in group.parameters})
+        own = ensemble.parts["replicated"].phi
+        assert {decays[id(own[name])] for name in ("1.weight", "1.bias", "3.weight", "3.bias")} == {factor}
+        banks = ensemble.parts["hypernetwork"].named_banks().values()
+        assert {decays[id(bank.alpha)] for bank in banks} == {0.0}
+        assert {decays[id(bank.theta)] for bank in banks} == {1.0}
+
+
+def plain_or_economical(method):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 1, 4, 4, generator=draw), torch.arange(40) % 3
+    data = Data(
+        Split(x, y), Split(x, y), Split(x, y), task="classification", classes=tuple("abc"), shape=(1, 4, 4)
+    )
+    return fit(net, data, recipe(epochs=4), method=method, machine=QUIET)
+
+
+@pytest.mark.parametrize("start", [0, 0.5])
+def test_one_member_has_no_late_phase(start):
+    """No noise, no head drawn anew, no second phase: the run of the hypernetwork itself."""
+    late_one = plain_or_economical(covey.Economical(members=1, start=start, noise=0.5))
+    plain = plain_or_economical(covey.Hypernetwork(members=1, budget=None))
+    assert {row["phase"] for row in late_one.rows} == {0}
+    torch.testing.assert_close(late_one.ensemble.state_dict(), plain.ensemble.state_dict(), rtol=0, atol=0)
+    assert [row["loss"] for row in late_one.rows] == [row["loss"] for row in plain.rows]
+
+
+def test_one_late_phase_member_ends_as_the_network():
+    one = run(covey.LatePhase(members=1, noise=0.5)).ensemble
+    plain = run(None).ensemble
+    assert one.method == covey.Replicate(members=1)
+    torch.testing.assert_close(one.member(0).state_dict(), plain.member(0).state_dict())
 
 
 def test_epochs_are_counted_in_minibatches():

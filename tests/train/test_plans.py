@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import mlp
+from small import blobs, mlp
 
 import covey
 from covey.errors import OptionError
@@ -58,6 +60,46 @@ def test_independent_carries_a_cycle_over_the_end_of_an_epoch():
         assert torch.equal(seen[k][1], indices)
 
 
+@settings(max_examples=20, deadline=None)
+@given(samples=st.integers(2, 40), batch=st.integers(1, 15))
+def test_shuffled_gives_every_member_all_samples_once_an_epoch(samples, batch):
+    stream, net = Stream(samples, batch, 5), ensemble()
+    for epoch in range(2):
+        seen = {k: [] for k in range(3)}
+        for i in range(stream.per_epoch):
+            (share,), used = PLANS["shuffled"](stream, epoch * stream.per_epoch + i, net)
+            assert (share.members, share.epoch, used) == ((0, 1, 2), epoch, 1)
+            for k in range(3):
+                seen[k] += share.indices[k].tolist()
+        assert all(sorted(row) == list(range(samples)) for row in seen.values())
+
+
+def test_shuffled_orders_are_the_members_own_and_do_not_depend_on_what_was_read_before():
+    net, forwards, backwards = ensemble(), Stream(30, 8, 0), Stream(30, 8, 0)
+    first = [PLANS["shuffled"](forwards, i, net)[0][0].indices for i in range(8)]
+    last = [PLANS["shuffled"](backwards, i, net)[0][0].indices for i in reversed(range(8))]
+    assert all(torch.equal(a, b) for a, b in zip(first, reversed(last), strict=True))
+    epoch = torch.cat(first[:4], 1)
+    assert not torch.equal(epoch[0], epoch[1])
+    assert not torch.equal(epoch, torch.cat(first[4:], 1))
+    # more members leave the orders of the others as they were
+    more = PLANS["shuffled"](Stream(30, 8, 0), 0, ensemble(4))[0][0].indices
+    assert torch.equal(more[:3], first[0])
+
+
+def test_members_that_start_alike_come_apart_by_their_order_alone():
+    """Paper 5's third source of diversity: equal weights, other batches."""
+    recipe = covey.Recipe(epochs=1, batch=10, run="loop", plan="shuffled")
+    copies = covey.Replicate(members=2, where="all", gamma=1.0)
+    machine = covey.Machine(accelerator="cpu", progress=False)
+    apart = covey.fit(mlp(), blobs(), recipe, method=copies, machine=machine).ensemble
+    same = replace(recipe, plan="same")
+    with pytest.warns(UserWarning, match="collapsed into one"):
+        together = covey.fit(mlp(), blobs(), same, method=copies, machine=machine).ensemble
+    assert not torch.equal(apart.member(0)[0].weight, apart.member(1)[0].weight)
+    assert torch.equal(together.member(0)[0].weight, together.member(1)[0].weight)
+
+
 def test_mimo_makes_its_own_batch_and_repeats_it():
     net = covey.convert(mlp(), covey.MIMO(members=3, repeats=2), example=torch.zeros(2, 6))
     (share,), _ = PLANS["same"](Stream(20, 6, 0), 1, net)
@@ -111,5 +153,5 @@ def test_plans_that_cannot_work():
         check_plan("independent", stream, mimo, None)
     with pytest.raises(OptionError, match=r"MIMO makes its members' batches itself.*member_chunk"):
         check_plan("same", stream, mimo, 1)
-    with pytest.raises(OptionError, match="plan is one of same, split, independent"):
+    with pytest.raises(OptionError, match="plan is one of same, split, independent, shuffled"):
         check_plan("all", stream, ensemble(), None)

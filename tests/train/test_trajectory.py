@@ -141,6 +141,38 @@ def test_snapshots_are_the_weights_at_equal_distances():
         torch.testing.assert_close(ensemble.member(k).state_dict(), after(epoch).state_dict())
 
 
+def mean_of(epochs):
+    """The mean of the weights after these epochs of the same steady training, by name."""
+    found = [dict(after(epoch).named_parameters()) for epoch in epochs]
+    return {name: torch.stack([each[name] for each in found]).mean(0) for name in found[0]}
+
+
+def test_snapshots_of_averaged_sgd_are_the_averages_so_far():
+    """Averaging from epoch 3 on: the snapshots after 2, 4 and 6 are raw, and means over epochs 4 and 4, 5, 6."""
+    from dataclasses import replace
+
+    ensemble = run(Snapshot(members=3, cycles=False), replace(STEADY, average=3.0))
+    torch.testing.assert_close(ensemble.member(0).state_dict(), after(2).state_dict())  # no average yet
+    x = blobs().train.inputs
+    for k, epochs in ((1, (4,)), (2, (4, 5, 6))):
+        member = ensemble.member(k)
+        torch.testing.assert_close(dict(member.named_parameters()), mean_of(epochs), rtol=1e-5, atol=1e-6)
+        # statistics belong to the averaged weights
+        torch.testing.assert_close(member[1].running_mean, member[0](x).mean(0), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(ensemble.member(2)[0].weight, after(6)[0].weight)
+
+
+def test_fge_with_averaging_keeps_the_averages_too():
+    from dataclasses import replace
+
+    method, steady = FGE(start=2, cycle=2, high=0.05, low=0.05), replace(STEADY, average=1.0)
+    ensemble = run(method, steady)
+    for k, last in enumerate((3, 5)):  # the minima, at a learning rate that never changes
+        expected = mean_of(range(2, last + 1))
+        found = dict(ensemble.member(k).named_parameters())
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_snapshot_cycles_are_cosines():
     """lr(t) = lr0 / 2 (cos(pi t_cycle / T_cycle) + 1), with five minibatches an epoch and cycles of two epochs."""
     rows = fit(network(), blobs(), STEADY, method=Snapshot(members=3), machine=QUIET).rows

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Literal
@@ -26,10 +26,12 @@ from torch import Tensor
 
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
+from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Axes
-from covey.options import check_choice
+from covey.networks.layers import Axes, is_norm, owner_of
+from covey.options import check_choice, check_least
 from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.plain import Replicated
 from covey.parts.template_method import Draft, TemplateMethod
 from covey.parts.templates import BankSpec, Makeup, Piece, Templates, fan_in
 
@@ -43,13 +45,20 @@ class Hypernetwork(TemplateMethod):
         sizes: embedding sizes of the first layer, of layers that stand alone, and of groups of layers.
         budget: parameters that all members together must not exceed: a count (int) or a ratio to the network's
             (float); `sizes` are scaled together to the largest that fit. None takes them as they are.
-        norms: whether members have norms of their own ("member") or share their scales and shifts ("shared").
+        norms: whether members have norms of their own ("member"), share their scales and shifts ("shared"), or share
+            their running statistics too ("single"): one set of norms, whose statistics a step moves to the mean over
+            the members that it trained, so that a member's are no longer those it would have alone.
+        embeddings: whether members have embeddings of their own ("member") or one set ("shared"): a control, whose
+            members differ in their heads, and in their norms with norms="member".
+        decay: factor of the weight decay of the members' norms, heads and biases; embeddings never decay.
     """
 
     role = "hypernetwork"
 
     sizes: tuple[int, int, int] = (10, 7, 14)
-    norms: Literal["member", "shared"] = "member"
+    norms: Literal["member", "shared", "single"] = "member"
+    embeddings: Literal["member", "shared"] = "member"
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,14 +67,17 @@ class Hypernetwork(TemplateMethod):
                 "sizes are three whole numbers of at least 1, for the first layer, single layers and groups; "
                 f"got {self.sizes!r}."
             )
-        check_choice("norms", self.norms, ("member", "shared"))
+        check_choice("norms", self.norms, ("member", "shared", "single"))
+        check_choice("embeddings", self.embeddings, ("member", "shared"))
+        check_least("decay", self.decay, 0)
 
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
         """A hypernetwork for each group of layers."""
         (body,) = bodies
         layers = layers_of(body, self.where, self.linear, "Hypernetwork", idle[0])
         groups = chunk_groups(body, layers)
-        own = own_names(body, layers, self.norms)
+        # biases belong to the layers' embeddings: where those are shared, so are they
+        own = own_names(body, layers if self.embeddings == "member" else (), self.norms)
         banks: dict[str, BankSpec] = {}
         makeup: dict[str, Makeup] = {}
         for number, (group, size) in enumerate(zip(groups, self._sizes(body, groups, own), strict=True)):
@@ -74,6 +86,36 @@ class Hypernetwork(TemplateMethod):
             makeup |= made
         ordered = {name: makeup[name] for name in layers}
         return Draft(banks, [ordered], own)
+
+    def lay_out(self, bodies: Sequence[Anatomy], draft: Draft, idle: Sequence[Collection[str]]) -> Layout:
+        """A draft as a layout, with the buffers that members share."""
+        layout = super().lay_out(bodies, draft, idle)
+        (body,) = bodies
+        shared = set(layout.shared_buffers[0])
+        if self.embeddings == "shared":  # then made tensors are the same for all members
+            shared |= set(body.shared_buffers(draft.own))
+        for name, _ in body.network.named_buffers():
+            if self.norms == "single" and is_norm(body.network.get_submodule(owner_of(name))):
+                shared.add(name)
+        names = [name for name, _ in body.network.named_buffers() if name in shared]
+        return replace(layout, shared_buffers=(tuple(names),))
+
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
+        """Draw the hypernetworks; what members own besides embeddings has a decay of its own."""
+        ensemble = super().build(bodies, layout)
+        for part in ensemble.parts.values():
+            if isinstance(part, Replicated):
+                part.decay = self.decay
+        return ensemble
+
+    def before_late_start(self) -> Hypernetwork:
+        """One member, whose norms and head decay like any others: `decay` is for what members own."""
+        return replace(self.full_gradient(), members=1, decay=1.0)
+
+    @property
+    def _sets(self) -> int:
+        """How many sets of embeddings there are."""
+        return self.members if self.embeddings == "member" else 1
 
     def _sizes(self, body: Anatomy, groups: Sequence[ChunkGroup], own: Sequence[str]) -> list[int]:
         """Embedding sizes by group: as given, or scaled to the budget."""
@@ -84,7 +126,7 @@ class Hypernetwork(TemplateMethod):
         def cost(sizes: Sequence[int]) -> int:
             total = fixed
             for group, kind in zip(groups, kinds, strict=True):
-                total += sizes[kind] * (group.parameters + self.members * sum(group.chunks))
+                total += sizes[kind] * (group.parameters + self._sets * sum(group.chunks))
             return total
 
         sizes: Sequence[int] = self.sizes
@@ -110,12 +152,12 @@ class Hypernetwork(TemplateMethod):
             scales += [(fan / fans[name]) ** 0.5] * chunks
             pieces = []
             for s in range(chunks):
-                own_rows = tuple(k * rows + first + s for k in range(self.members))
+                own_rows = tuple(k % self._sets * rows + first + s for k in range(self.members))
                 # chunk s fills inputs s, s + chunks, ...
                 into = (slice(None), slice(s, None, chunks)) if chunks > 1 else ()
                 pieces.append(Piece(label, own_rows, group.block, into))
             makeup[name] = Makeup(tuple(weights[name].shape), tuple(pieces))
-        alpha = (self.members, rows, size)
+        alpha = (self.members, rows, size) if self.embeddings == "member" else (rows, size)
         return BankSpec((size, *group.block), alpha, fan, tuple(scales)), makeup
 
 
@@ -171,6 +213,10 @@ def embeddings(ensemble: Ensemble) -> Tensor:
     """All members' embeddings, each laid out as one vector, (M, D); for planes through members."""
     part = ensemble.parts["hypernetwork"]
     assert isinstance(part, Templates)
+    if any(bank.alpha.ndim == 2 for bank in part.named_banks().values()):
+        raise OptionError(
+            "the members share their embeddings (embeddings='shared'), so there is no plane through them."
+        )
     return torch.cat([bank.alpha.detach().flatten(1) for bank in part.named_banks().values()], 1)
 
 

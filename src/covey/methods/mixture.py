@@ -3,29 +3,32 @@
     theta_{j,k} = sum over i in t_j of alpha_{i,j,k} T_i        for layer j of member k
 
 Paper 4 (MixtureEnsembles). Layers of one type and shape form a group with T templates of that shape; layer j takes
-t = min(5, T) of them, round robin. Layers that stand alone are plain and shared by all members. With L grouped layers
-and P_m parameters in a member's norms, head and biases, it stores
+t = min(5, T) of them, round robin. Layers that stand alone, the head included, are plain and shared by all members.
+With P_m parameters in a member's norms and biases (and its head, with heads="member"), it stores
 
     sum_g T_g S_g + M (sum_j t_j + P_m) + the rest of the network,
 
 never more than the budget, and less than it by less than the smallest template, unless every layer of every group
-has t templates to itself. On WRN-28-10 a member has 105 coefficients.
+has t templates to itself. On WRN-28-10 a member costs 105 coefficients and 17,952 parameters of its norms.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 
+from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
+from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
 from covey.options import check_choice, check_whole
 from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.plain import Replicated
 from covey.parts.template_method import Draft, TemplateMethod
 from covey.parts.templates import BankSpec, Makeup, Piece, fan_in, flat_bank
 
@@ -41,6 +44,7 @@ class Mixture(TemplateMethod):
             there are any.
         singles: layers whose shape no other has are "plain" and shared by all members, or have a "bank" too.
         norms: whether members have norms of their own ("member") or share their scales and shifts ("shared").
+        heads: whether members share one head ("shared"), which stands alone in its shape, or have one each ("member").
     """
 
     role = "mixture"
@@ -49,6 +53,7 @@ class Mixture(TemplateMethod):
     assign: Literal["same", "disjoint"] = "same"
     singles: Literal["plain", "bank"] = "plain"
     norms: Literal["member", "shared"] = "member"
+    heads: Literal["member", "shared"] = "shared"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +63,14 @@ class Mixture(TemplateMethod):
         check_choice("assign", self.assign, ("same", "disjoint"))
         check_choice("singles", self.singles, ("plain", "bank"))
         check_choice("norms", self.norms, ("member", "shared"))
+        check_choice("heads", self.heads, ("member", "shared"))
+
+    @classmethod
+    def renamed(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Ensembles that were stored before `heads` was an option have a head for each member."""
+        # a stored ensemble names all its options, a recipe only those that differ from the defaults
+        older = {f.name for f in fields(cls)} - {"heads"}
+        return {"heads": "member", **options} if older <= set(options) else dict(options)
 
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
         """Banks for groups of layers of one shape; one bank for all layers where the budget is too small for that."""
@@ -65,7 +78,7 @@ class Mixture(TemplateMethod):
         layers = layers_of(body, self.where, self.linear, "Mixture", idle[0])
         groups = self._groups(body, layers)
         grouped = {name: layers[name] for group in groups for name in group}
-        own = own_names(body, grouped, self.norms)
+        own = self._own(body, grouped)
         budget = self._budget(body)
         fixed = fixed_cost(body, grouped, own, self.members)
         sizes = [body.network.get_parameter(group[0]).numel() for group in groups]
@@ -88,6 +101,31 @@ class Mixture(TemplateMethod):
             makeup |= made
         return Draft(banks, [makeup], own)
 
+    def lay_out(self, bodies: Sequence[Anatomy], draft: Draft, idle: Sequence[Collection[str]]) -> Layout:
+        """A draft as a layout that says why a layer is shared, and whose the heads are."""
+        (body,) = bodies
+        made = draft.makeup[0]
+        notes = {}
+        for name in body.matrices("all"):
+            if name not in made and name not in draft.own:
+                notes[name] = "no templates, shared by all members"
+        for name in body.head:
+            notes[name] = "head of each member" if name in draft.own else "head shared by all members"
+        return replace(super().lay_out(bodies, draft, idle), notes=notes)
+
+    def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
+        """Draw the banks; copy what is each member's own."""
+        ensemble = super().build(bodies, layout)
+        for part in ensemble.parts.values():
+            if isinstance(part, Replicated):
+                part.notes = dict(layout.notes)
+        return ensemble
+
+    def _own(self, body: Anatomy, made: Collection[str]) -> list[str]:
+        """What each member has besides its coefficients."""
+        shared = () if self.heads == "member" else body.head
+        return [name for name in own_names(body, made, self.norms) if name not in shared]
+
     def _budget(self, body: Anatomy) -> int:
         assert self.budget is not None
         return allowance(self.budget, [body.network])
@@ -99,8 +137,8 @@ class Mixture(TemplateMethod):
         if not groups:
             raise ConversionError(
                 "no two layers of the network have one shape, so Mixture has nothing to share between layers: it "
-                "would degenerate to a shared network with norms and heads of the members' own, which is "
-                "Replicate(where=('norms', 'head')). Take that, or singles='bank' for templates of single layers."
+                "would degenerate to a shared network with norms of the members' own, which is "
+                "Replicate(where='norms'). Take that, or singles='bank' for templates of single layers."
             )
         return groups
 
@@ -110,7 +148,7 @@ class Mixture(TemplateMethod):
         `one_each` is what one template for each group would cost in all.
         """
         weights = body.values(layers)
-        own = own_names(body, layers, self.norms)
+        own = self._own(body, layers)
         coefficients = self.members * self.templates * len(layers)
         length = budget - fixed_cost(body, layers, own, self.members) - coefficients
         largest = max(weights, key=lambda name: weights[name].numel())

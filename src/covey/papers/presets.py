@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from covey.methods.mixture import Mixture
 from covey.methods.superweights import SuperWeights
+from covey.parts.template_method import TemplateMethod
 
-PRESETS: dict[str, tuple[tuple[str, ...], SuperWeights]] = {
-    "homogeneous": (("wrn-28-10",), SuperWeights(members=4, budget=36_500_000, clusters="shape")),
+PRESETS: dict[str, tuple[tuple[str, ...], TemplateMethod]] = {
+    # One SuperWeight per layer and no refinement is MixtureEnsembles: the two papers print the same numbers for it.
+    "homogeneous": (("wrn-28-10",), Mixture(members=4, budget=36_500_000)),
     "gradient-conflict": (
         ("wrn-28-10",),
-        SuperWeights(members=4, budget=36_500_000, clusters="shape", refine_at=20, tau=0.1),
+        SuperWeights(members=4, budget=36_500_000, refine_at=20, tau=0.1),
     ),
     "heterogeneous": (
         ("wrn-34-8", "wrn-28-12", "wrn-28-10", "wrn-28-8"),
-        SuperWeights(members=4, budget=36_500_000),
+        SuperWeights(members=4, budget=36_500_000, refine_at=20, tau=0.1),
     ),
     "multi-width": (
         ("wrn-28-7", "wrn-28-4", "wrn-28-3"),
@@ -22,5 +25,5 @@ PRESETS: dict[str, tuple[tuple[str, ...], SuperWeights]] = {
         ("wrn-28-7", "wrn-28-4", "wrn-16-7", "wrn-16-4"),
         SuperWeights(members=4, refine_at=20, tau=0.1, decouple_at=10, beta=0.9),
     ),
-    "families": (("cifar-mobilenet-v2", "wrn-28-5"), SuperWeights(members=2)),
+    "families": (("cifar-mobilenet-v2", "wrn-28-5"), SuperWeights(members=2, refine_at=20, tau=0.1)),
 }

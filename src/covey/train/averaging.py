@@ -85,30 +85,41 @@ def averaged(phases: Sequence[Phase], recipe: Recipe) -> list[Phase]:
     """The phases of a run that ends with the average of its weights, if the recipe asks for that.
 
     A phase that makes another object starts the average again. What the phase makes of its ensemble in the end
-    (draws, a collapsed network), it makes of the average.
+    (draws, a collapsed network), it makes of the average. What it does after an epoch, it does when the average has
+    that epoch's weights already.
     """
     if recipe.average is None:
         return list(phases)
     return [_averaging(phase, epoch_of(recipe.average, recipe.epochs)) for phase in phases]
 
 
-def _averaging(phase: Phase, start: int) -> Phase:
-    def recalled(state: State) -> Average:
-        name = f"average {state.phase}"
-        return Average(state.notes.get(name, 0), state.recall(name))
+def answer_now(job: Job, state: State) -> Ensemble:
+    """What a run would return if it ended after this epoch: the average, once there is one, with its own statistics."""
+    average = _recalled(state)
+    if not average.count:
+        return state.ensemble
+    return average.applied(state.ensemble, training_inputs(job))
 
+
+def _recalled(state: State) -> Average:
+    """The average of the present phase so far, which is empty where none was asked for."""
+    name = f"average {state.phase}"
+    return Average(state.notes.get(name, 0), state.recall(name))
+
+
+def _averaging(phase: Phase, start: int) -> Phase:
     def after_epoch(job: Job, state: State) -> None:
-        if phase.after_epoch is not None:
-            phase.after_epoch(job, state)
         if state.consumed > start * job.stream.per_epoch:
-            average = recalled(state)
+            average = _recalled(state)
             average.update(state.ensemble)
             state.notes[f"average {state.phase}"] = average.count
             state.forget(f"average {state.phase - 1}")
             state.keep(f"average {state.phase}", average.tensors)
+        if phase.after_epoch is not None:
+            phase.after_epoch(job, state)
 
     def finish(job: Job, state: State) -> Ensemble:
-        state.ensemble = recalled(state).applied(state.ensemble, training_inputs(job))
+        state.ensemble = _recalled(state).applied(state.ensemble, training_inputs(job))
         return state.ensemble if phase.finish is None else phase.finish(job, state)
 
     return replace(phase, after_epoch=after_epoch, finish=finish)

@@ -30,15 +30,22 @@ class Stream:
     def __init__(self, samples: int, batch: int, seed: int) -> None:
         self.samples, self.batch, self.seed = samples, batch, seed
         self.per_epoch = -(-samples // batch)
-        self._orders: dict[int, Tensor] = {}
+        self._orders: dict[tuple[int, int], Tensor] = {}  # by epoch and seed
 
     def __getitem__(self, number: int) -> tuple[int, Tensor]:
         """Minibatch `number` since the start: its epoch, and its samples (B,)."""
+        return self._minibatch(number, self.seed)
+
+    def of_member(self, number: int, k: int) -> tuple[int, Tensor]:
+        """The same, with the epoch's samples in an order that is member k's own."""
+        return self._minibatch(number, seed_of(self.seed, "order of member", k))
+
+    def _minibatch(self, number: int, seed: int) -> tuple[int, Tensor]:
         epoch, place = divmod(number, self.per_epoch)
-        if epoch not in self._orders:
-            kept = {e: order for e, order in self._orders.items() if abs(e - epoch) <= 1}
-            self._orders = {**kept, epoch: epoch_order(self.samples, seed=self.seed, epoch=epoch)}
-        return epoch, self._orders[epoch][place * self.batch : (place + 1) * self.batch]
+        if (epoch, seed) not in self._orders:
+            kept = {key: order for key, order in self._orders.items() if abs(key[0] - epoch) <= 1}
+            self._orders = {**kept, (epoch, seed): epoch_order(self.samples, seed=seed, epoch=epoch)}
+        return epoch, self._orders[epoch, seed][place * self.batch : (place + 1) * self.batch]
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,18 @@ def independent(stream: Stream, consumed: int, ensemble: Ensemble) -> tuple[list
     return _grouped(parts), ensemble.members
 
 
-PLANS: dict[str, BatchPlan] = {"same": same, "split": split, "independent": independent}
+def shuffled(stream: Stream, consumed: int, ensemble: Ensemble) -> tuple[list[Share], int]:
+    """Each member sees every sample once an epoch, in an order of its own; a step is one minibatch of each member."""
+    parts = [stream.of_member(consumed, k) for k in range(ensemble.members)]
+    return _grouped(parts), 1
+
+
+PLANS: dict[str, BatchPlan] = {
+    "same": same,
+    "split": split,
+    "independent": independent,
+    "shuffled": shuffled,
+}
 
 
 def microbatches(

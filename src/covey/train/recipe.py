@@ -10,7 +10,7 @@ from covey.data import Augment
 from covey.errors import OptionError
 from covey.train.schedules import Schedule, epoch_of
 
-PlanName = Literal["same", "split", "independent"]
+PlanName = Literal["same", "split", "independent", "shuffled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,9 @@ class Recipe:
     Args:
         epochs: passes over the training data, counted in minibatches consumed.
         batch: samples in a minibatch; the last one of an epoch may be smaller.
-        plan: which samples members see in a step: all the "same" minibatch; its parts ("split"); or each the
-            next minibatch of its own ("independent"), so that a step consumes as many as there are members.
+        plan: which samples members see in a step: all the "same" minibatch; its parts ("split"); each the next
+            minibatch of its own ("independent"), so that a step consumes as many as there are members; or each a
+            minibatch out of its own order of the whole epoch ("shuffled").
         optimizer: "sgd", "adam", "adamw" or "lamb" (from the package timm).
         lr: learning rate before the schedule.
         momentum: of SGD; the first beta of the others.
@@ -76,7 +77,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         choices = {
-            "plan": ("same", "split", "independent"),
+            "plan": ("same", "split", "independent", "shuffled"),
             "optimizer": ("sgd", "adam", "adamw", "lamb"),
             "loss": ("auto", "cross-entropy", "binary", "gaussian", "mse"),
             "keep": ("last", "best"),

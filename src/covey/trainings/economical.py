@@ -17,13 +17,15 @@ class Economical(Training):
     """Start embeddings of one hypernetwork late in training: many members at about the price of one network.
 
     The first of the two papers by the same authors. Its settings for accuracy are the defaults; those for
-    out-of-distribution detection are norms="shared", noise=0.5, nested=False.
+    out-of-distribution detection are norms="single", noise=0.5, nested=False.
 
     Args:
         members: N.
         start: T0: a share of training, or an epoch if 1 or more.
         noise: sigma, Gaussian noise in units of each tensor's root mean square.
-        norms: whether members have norms of their own ("member") or share them ("shared").
+        norms: whether members have norms of their own ("member"), share their scales and shifts ("shared"), or share
+            their running statistics too ("single").
+        embeddings: whether members have embeddings of their own ("member") or one set ("shared"), as a control.
         sizes: embedding sizes of the first layer, of layers that stand alone, and of groups of layers.
         nested: each member takes a minibatch, then the hypernetwork moves once; otherwise a member drawn for
             each minibatch steps along with it.
@@ -33,7 +35,8 @@ class Economical(Training):
     members: int = 10
     start: float = 0.6
     noise: float = 0.25
-    norms: Literal["member", "shared"] = "member"
+    norms: Literal["member", "shared", "single"] = "member"
+    embeddings: Literal["member", "shared"] = "member"
     sizes: tuple[int, int, int] = (10, 7, 14)
     nested: bool = True
     gamma: float = 1.0
@@ -49,6 +52,11 @@ class Economical(Training):
     def late(self) -> Late:
         """The same as `covey.late` would make it."""
         method = Hypernetwork(
-            members=self.members, norms=self.norms, sizes=self.sizes, budget=None, gamma=self.gamma
+            members=self.members,
+            norms=self.norms,
+            embeddings=self.embeddings,
+            sizes=self.sizes,
+            budget=None,
+            gamma=self.gamma,
         )
         return late(method, self.start, self.noise, restart="head", nested=self.nested)

@@ -18,7 +18,8 @@ class FGE(Training):
     """Keep the weights at the minima of a quickly cycling learning rate at the end of training as members.
 
     Fast geometric ensembling (Garipov et al., 2018). Stores M P parameters, M the
-    number of cycles that fit between `start` and the end.
+    number of cycles that fit between `start` and the end. With `Recipe(average=...)` the average of the weights so far
+    is kept at each minimum, once averaging has begun.
 
     Args:
         start: when the cycles begin: a share of training, or an epoch if 1 or more. 0 on a trained network.

@@ -28,11 +28,14 @@ class LatePhase(Training):
         kind: what members own: "copies" of tensors, "rank-one" factors of weights, or "embeddings" of a
             hypernetwork along with norms and head.
         where: for copies, which tensors (norms and head by default); for rank-one factors, which weights (all).
+        norms: beside embeddings, whether members have norms of their own ("member"), share their scales and shifts
+            ("shared"), or share their running statistics too ("single").
         start: T0: a share of training, or an epoch if 1 or more; 0 for a network that is trained already.
         noise: sigma, Gaussian noise in units of each tensor's root mean square.
         restart: tensors of the members that are initialised anew at the start, such as the head.
         gamma: factor of the shared tensors' gradient, which is summed over members.
-        decay: for copies, factor of the weight decay of the members' tensors.
+        decay: factor of the weight decay of the members' copies, norms and heads from `start` on; rank-one factors
+            and embeddings never decay.
         nested: each member takes a minibatch, then the shared tensors move once; otherwise a member drawn for
             each minibatch steps along with them.
         freeze: let only the members' tensors learn after the start.
@@ -42,6 +45,7 @@ class LatePhase(Training):
     members: int = 10
     kind: Literal["copies", "rank-one", "embeddings"] = "copies"
     where: Where | None = None
+    norms: Literal["member", "shared", "single"] = "member"
     start: float = 0.6
     noise: float = 0.0
     restart: Where = ()
@@ -72,6 +76,10 @@ class LatePhase(Training):
         )
 
     def _method(self) -> Method:
+        if self.kind != "embeddings" and self.norms != "member":
+            raise OptionError(
+                "norms is for kind='embeddings'; for other kinds, `where` says what members own."
+            )
         if self.kind == "copies":
             where = ("norms", "head") if self.where is None else self.where
             return Replicate(members=self.members, where=where, gamma=self.gamma, decay=self.decay)
@@ -79,5 +87,7 @@ class LatePhase(Training):
             where = "all" if self.where is None else self.where
             return BatchEnsemble(members=self.members, init="ones", where=where, lr=1.0, gamma=self.gamma)
         if self.kind == "embeddings":
-            return Hypernetwork(members=self.members, budget=None, gamma=self.gamma)
+            return Hypernetwork(
+                members=self.members, norms=self.norms, budget=None, gamma=self.gamma, decay=self.decay
+            )
         raise OptionError(f"kind is 'copies', 'rank-one' or 'embeddings'; got {self.kind!r}.")

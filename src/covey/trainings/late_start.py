@@ -37,6 +37,8 @@ from covey.train.state import Job, Phase, State
 class Late(Training):
     """Train one network until `start`, then an ensemble around it, at the price of one network. See `late`.
 
+    With one member there is no late phase: no noise, nothing initialised anew, nothing frozen.
+
     Args:
         method: the ensemble to start: a method with options, or as one writes it on the command line, such as
             "batch-ensemble:members=4,init=ones".
@@ -75,22 +77,23 @@ class Late(Training):
             )
 
     def phases(self, recipe: Recipe) -> list[Phase]:
-        """One member until `start`, all members from then on."""
+        """One member until `start`, all members from then on; a single member all along."""
         begin = epoch_of(self.start, recipe.epochs)
         if begin >= recipe.epochs:
             raise OptionError(
                 f"the ensemble would start at epoch {begin}, and training ends at {recipe.epochs}; start it earlier."
             )
-        if self._made.members == 1 and begin > 0:  # one member is the network that is trained anyway
-            return [Phase(build=self._alone, end=recipe.epochs, plan="same")]
+        result = _collapsed if self.collapse else None
+        if self._made.members == 1:  # the network that is trained anyway: nothing is redrawn, nothing changes
+            return [Phase(build=self._alone, end=recipe.epochs, plan="same", answer=result, finish=result)]
         together = Phase(
             build=self._at_once if begin == 0 else self._started,
             end=recipe.epochs,
             plan="same" if self._made.own_batches or not self.nested else "independent",
             step="plain" if self.nested else "drawn",
             chunk=None if self._made.own_batches else 1,  # one after the other, in the memory of one
-            answer=_collapsed if self.collapse else None,
-            finish=_collapsed if self.collapse else None,
+            answer=result,
+            finish=result,
         )
         return [together] if begin == 0 else [Phase(build=self._alone, end=begin, plan="same"), together]
 

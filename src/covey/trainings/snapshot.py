@@ -17,7 +17,8 @@ from covey.trainings.trajectory import check_whole_run, collecting
 class Snapshot(Training):
     """Keep the weights at equally spaced moments of one training run as members.
 
-    Huang et al. (2017). Stores M P parameters.
+    Huang et al. (2017). Stores M P parameters. With `Recipe(average=...)` the average of the weights so far is kept at
+    each moment, with running statistics of its own, once averaging has begun: paper 1's snapshots of averaged SGD.
 
     Args:
         members: how many snapshots; the last is the end of training.

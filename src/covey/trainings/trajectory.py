@@ -17,6 +17,7 @@ from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.methods.replicate import DeepEnsemble, Replicate
 from covey.networks.calls import Output
+from covey.train.averaging import answer_now
 from covey.train.prepare import single
 from covey.train.recipe import Recipe
 from covey.train.state import Job, Phase, State
@@ -77,12 +78,15 @@ def _check_alike(networks: Sequence[nn.Module]) -> None:
 
 
 def collecting(wanted: Sequence[int], recipe: Recipe, rate: Callable[[float], float]) -> Phase:
-    """A phase that keeps the network after these epochs, and ends with a deep ensemble of what it kept."""
+    """A phase that keeps the network after these epochs, and ends with a deep ensemble of what it kept.
+
+    Where the recipe averages weights, it is the average so far that is kept, not the weights of the moment.
+    """
 
     def collect(job: Job, state: State) -> None:
         epoch = state.consumed // job.stream.per_epoch
         if epoch in wanted:
-            network = state.ensemble.member(0)
+            network = answer_now(job, state).member(0)
             state.keep(f"snapshot {wanted.index(epoch)}", network.state_dict())
 
     def finish(job: Job, state: State) -> Ensemble:

@@ -5,7 +5,9 @@
 Paper 3 (SuperWeight networks). The layers of all members are put into clusters of one kernel. A cluster is cut
 into slabs, such that every layer is put together from all slabs inside its shape; each slab has templates T and rows
 of coefficients alpha. With S_s entries and T_s templates in slab s, R_s rows, and P_m parameters in all members' norms,
-heads and biases, it stores P_m + sum_s T_s (S_s + R_s), never more than the budget.
+heads and biases, it stores P_m + sum_s T_s (S_s + R_s), never more than the budget, and less than it by less than the
+smallest template. Where the budget has no room for a template of every slab, all slabs read theirs out of one vector,
+in which they overlap.
 
 Which layers share templates is learned from their gradients (`refine_at`, tau), and so is which members share
 coefficients (`decouple_at`, beta).
@@ -13,6 +15,7 @@ coefficients (`decouple_at`, beta).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -27,6 +30,7 @@ from covey.methods.superweights import refinement
 from covey.methods.superweights.slabs import Composition, first_clusters, layers_in
 from covey.networks.anatomy import Anatomy
 from covey.options import check_between, check_choice, check_whole
+from covey.parts.budget import allowance
 from covey.parts.template_method import Draft, TemplateMethod
 
 
@@ -38,7 +42,7 @@ class SuperWeights(TemplateMethod):
         members: how many members one network gives; several networks are one member each.
         clusters: layers that share templates at first: those of one "depth" in their networks, or of one "shape".
         bins: how many parts the depth is divided into.
-        templates: for a slab, at most.
+        templates: for a slab, at most; None for as many as the budget has room for.
         share: which coefficients are one: "none", those of corresponding "layers" of members, or of "clusters".
         refine_at: epochs after which clusters are made anew from gradients and training starts again.
         tau: layers are united whose gradients have a cosine above this.
@@ -51,7 +55,7 @@ class SuperWeights(TemplateMethod):
 
     clusters: Literal["depth", "shape"] = "depth"
     bins: int = 4
-    templates: int = 8
+    templates: int | None = None
     share: Literal["none", "layers", "clusters"] = "none"
     refine_at: int | None = None
     tau: float = 0.1
@@ -69,7 +73,8 @@ class SuperWeights(TemplateMethod):
         check_between("tau", self.tau, -1, 1)
         check_between("beta", self.beta, -1, 1)
         check_whole("bins", self.bins)
-        check_whole("templates", self.templates)
+        if self.templates is not None:
+            check_whole("templates", self.templates)
         for name, epochs in (("refine_at", self.refine_at), ("decouple_at", self.decouple_at)):
             if epochs is not None:
                 check_whole(name, epochs)
@@ -78,13 +83,19 @@ class SuperWeights(TemplateMethod):
         """Slabs for all chosen layers of all networks, in their first clusters."""
         layers = layers_in(bodies, self.where, self.linear, idle)
         clusters = first_clusters(layers, by=self.clusters, bins=self.bins)
-        return self._compose(bodies, clusters, exploring=self.refine_at is not None).draft()
+        composition = self._compose(bodies, clusters, exploring=self.refine_at is not None)
+        self._say_unused(composition)
+        return composition.draft(unused=composition.unused)
 
     def redesign(self, bodies: Sequence[Anatomy], layout: Layout, clusters: Any, tau: float) -> Layout:
         """The layout with other clusters, each a list of [network, tensor's name], as refinement finds them."""
         made = [list(each) for each in layout.facts["makeup"]]
-        composition = self._compose(bodies, _keyed(bodies, made, clusters), exploring=False)
-        redesigned = self.lay_out(bodies, composition.draft(tau=tau), layout.facts["idle"])
+        # where slabs did not have to overlap before, refinement rather lowers tau than makes them
+        overlapped = any(len(bank["theta"]) == 1 for bank in layout.facts["banks"].values())
+        keyed = _keyed(bodies, made, clusters)
+        composition = self._compose(bodies, keyed, exploring=False, may_overlap=overlapped)
+        draft = composition.draft(tau=tau, unused=composition.unused)
+        redesigned = self.lay_out(bodies, draft, layout.facts["idle"])
         return replace(redesigned, shared_buffers=layout.shared_buffers)
 
     def recall(
@@ -133,7 +144,20 @@ class SuperWeights(TemplateMethod):
             return "changed" if refinement.decouple(ensemble, batches) else None
         return None
 
-    def _compose(self, bodies: Sequence[Anatomy], clusters: Any, *, exploring: bool) -> Composition:
+    def _say_unused(self, composition: Composition) -> None:
+        """Warn where `templates` keeps a good part of the budget from being used."""
+        assert self.budget is not None
+        budget = allowance(self.budget, [body.network for body in composition.bodies])
+        if self.templates is not None and composition.unused > budget // 100:
+            warnings.warn(
+                f"SuperWeights leaves {composition.unused:,} of its budget of {budget:,} parameters unused, because no "
+                f"slab may have more than templates={self.templates}. Raise that, or leave it out.",
+                stacklevel=2,
+            )
+
+    def _compose(
+        self, bodies: Sequence[Anatomy], clusters: Any, *, exploring: bool, may_overlap: bool = True
+    ) -> Composition:
         share = "layers" if self.decouple_at is not None else self.share
         if exploring:
             share = "clusters"
@@ -146,6 +170,7 @@ class SuperWeights(TemplateMethod):
             budget=self.budget,
             most=self.templates,
             exploring=exploring,
+            may_overlap=may_overlap,
         )
 
 

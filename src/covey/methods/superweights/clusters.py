@@ -136,31 +136,45 @@ def _covered(corners: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return outline[::-1]
 
 
-def allocate(sizes: Sequence[int], users: Sequence[int], numbers: int, most: int = 8) -> list[int] | None:
+def allocate(
+    sizes: Sequence[int], users: Sequence[int], numbers: int, most: int | None = None
+) -> list[int] | None:
     """Templates for each slab, or None where `numbers` are too few for one each.
 
     Every slab gets one. Then, in round r = 1, 2, ..., one more for each slab with more than r users for which there is
-    room; then one more for each, whatever its users, up to `most`.
+    room; then one more for each, whatever its users, until nothing fits any more.
 
     Args:
         sizes: what one template of each slab costs.
         users: how many layers use each slab.
         numbers: what there is.
-        most: templates for one slab.
+        most: templates for one slab; None for as many as there is room for.
 
     >>> allocate([10, 10], [3, 1], 45)
     [3, 1]
     >>> allocate([10, 10], [3, 1], 50)
     [3, 2]
+    >>> allocate([10, 10], [3, 1], 1000, most=8)
+    [8, 8]
     """
     counts = [1] * len(sizes)
     left = numbers - sum(sizes)
     if left < 0:
         return None
-    for wanted in (lambda i, r: users[i] > r, lambda i, r: True):
-        for r in range(1, most):
-            for i, size in enumerate(sizes):
-                if counts[i] < most and counts[i] <= r and wanted(i, r) and size <= left:
-                    counts[i] += 1
-                    left -= size
+
+    def fits(i: int) -> bool:
+        return sizes[i] <= left and (most is None or counts[i] < most)
+
+    for r in range(1, max(users)):
+        for i, size in enumerate(sizes):
+            if users[i] > r and counts[i] <= r and fits(i):
+                counts[i] += 1
+                left -= size
+    r = 1
+    while any(fits(i) for i in range(len(sizes))):
+        for i, size in enumerate(sizes):
+            if counts[i] <= r and fits(i):
+                counts[i] += 1
+                left -= size
+        r += 1
     return counts

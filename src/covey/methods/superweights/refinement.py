@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -16,7 +17,7 @@ from covey.losses import LOSS_OF_TASK, loss
 from covey.methods.superweights.clusters import greedy_groups
 from covey.networks.calls import arguments
 from covey.networks.initial import fresh
-from covey.parts.templates import Bank, Piece, Templates, corner
+from covey.parts.templates import Bank, FlatBank, Piece, Templates, corner, flat_step
 
 Key = tuple[int, str]  # member and tensor name
 
@@ -141,14 +142,23 @@ def _pulls(
     part: Templates, label: str, gradients: Mapping[Key, Tensor]
 ) -> dict[tuple[int, str, int], Tensor]:
     """What every user of a bank gives its row of coefficients: (member, name, row) -> (T,)."""
-    theta = part.named_banks()[label].theta.detach()
+    bank = part.named_banks()[label]
     found = {}
     for k, name, piece in _users(part, label):
         _, row = part.place(k)
         gradient = gradients[k, name][piece.into] if piece.into else gradients[k, name]
-        crop = theta[(slice(None), *corner(piece.shape))]
-        found[k, name, piece.rows[row]] = piece.scale * crop.flatten(1) @ gradient.flatten()
+        found[k, name, piece.rows[row]] = piece.scale * _templates(bank, piece) @ gradient.flatten()
     return found
+
+
+def _templates(bank: Bank, piece: Piece) -> Tensor:
+    """The templates that a piece mixes, each laid out as one vector, (T, entries)."""
+    theta = bank.theta.detach()
+    if not isinstance(bank, FlatBank):
+        return theta[(slice(None), *corner(piece.shape))].flatten(1)
+    size, count = math.prod(piece.shape), bank.alpha.shape[-1]
+    starts = piece.start + flat_step(size, len(theta), count) * torch.arange(count, device=theta.device)
+    return theta[(starts[:, None] + torch.arange(size, device=theta.device)) % len(theta)]
 
 
 def _users(part: Templates, label: str) -> list[tuple[int, str, Piece]]:
@@ -178,15 +188,15 @@ def _split(bank: Bank, pulls: Mapping[tuple[int, str, int], Tensor], beta: float
 
 
 def _point(part: Templates, label: str, rows: Mapping[tuple[int, str, int], int]) -> None:
-    """Let the pieces of a bank use these rows."""
-    by_user = {(k, name): row for (k, name, _), row in rows.items()}
+    """Let the pieces of a bank use other rows: `rows` has the new one by member, name and old row."""
     for network, makeup in enumerate(part.makeup):
         members = [k for k in range(part.members()) if part.place(k)[0] == network]
         for name, made in makeup.items():
             pieces = []
             for piece in made.pieces:
                 if piece.bank == label:
-                    piece = replace(piece, rows=tuple(by_user[k, name] for k in members))
+                    new = [rows[k, name, old] for k, old in zip(members, piece.rows, strict=True)]
+                    piece = replace(piece, rows=tuple(new))
                 pieces.append(piece)
             makeup[name] = replace(made, pieces=tuple(pieces))
 

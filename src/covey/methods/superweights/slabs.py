@@ -14,7 +14,7 @@ from covey.networks.layers import Where
 from covey.parameterization import places
 from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
 from covey.parts.template_method import Draft
-from covey.parts.templates import BankSpec, Makeup, Piece, fan_in
+from covey.parts.templates import BankSpec, Makeup, Piece, fan_in, flat_step
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,22 @@ class SlabUse:
         return self.users[0].layer.shape[2:]
 
     @property
+    def size(self) -> int:
+        """Parameters of one template."""
+        rows, columns = self.slab.shape
+        return rows * columns * math.prod(self.kernel)
+
+    @property
     def cost(self) -> int:
         """Of one template, with a coefficient for every user, so that decoupling never breaks the budget."""
-        rows, columns = self.slab.shape
-        return rows * columns * math.prod(self.kernel) + len(self.users)
+        return self.size + len(self.users)
+
+
+FLAT = "vector"
+FLAT_TEMPLATES = 5  # that a slab mixes out of one vector, as Mixture's layers do
+
+Pieces = dict[tuple[Layer, int], list[Piece]]
+"""The pieces of each layer of each member."""
 
 
 @dataclass
@@ -73,8 +85,10 @@ class Composition:
         members: M.
         share: which coefficients are one: "none", those of corresponding "layers" of members, or of "clusters".
         budget: as the method has it.
-        most: templates for one slab.
+        most: templates for one slab; None for as many as the budget has room for.
         exploring: whether clusters are still to be refined.
+        may_overlap: whether, where the budget has no room for a template of every slab, all of them may be read out of
+            one vector; otherwise that is an error.
     """
 
     bodies: Sequence[Anatomy]
@@ -82,8 +96,11 @@ class Composition:
     members: int
     share: str
     budget: int | float
-    most: int
+    most: int | None
     exploring: bool
+    may_overlap: bool = True
+    length: int | None = field(default=None, init=False)  # of the one vector, where there is one
+    unused: int = field(default=0, init=False)  # parameters of the budget that no template takes
     slabs: dict[str, SlabUse] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,16 +117,14 @@ class Composition:
         for label, each in rows.items():
             self.slabs[label].rows = list(each)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the templates of all slabs overlap in one vector."""
+        return self.length is not None
+
     def draft(self, **facts: Any) -> Draft:
         """What was decided, as all methods with templates say it."""
-        banks: dict[str, BankSpec] = {}
-        pieces: dict[tuple[Layer, int], list[Piece]] = {}
-        for label, use in self.slabs.items():
-            fan = max(user.layer.fan for user in use.users)
-            shape = (use.templates, *use.slab.shape, *use.kernel)
-            banks[label] = BankSpec(shape, self._alpha_shape(use), fan)
-            for user, row in zip(use.users, use.rows, strict=True):
-                pieces.setdefault((user.layer, user.member), []).append(_piece(label, user, row, fan))
+        banks, pieces = self._overlapping() if self.overlaps else self._apart()
         makeup: list[dict[str, Makeup]] = [{} for _ in self.bodies]
         for cluster in self.clusters:
             for layer in cluster:
@@ -120,6 +135,44 @@ class Composition:
             own = own_names(self.bodies[0], makeup[0], "member")
         clusters = [[[layer.body, layer.name] for layer in cluster] for cluster in self.clusters]
         return Draft(banks, makeup, own, {"exploring": self.exploring, "clusters": clusters, **facts})
+
+    def _apart(self) -> tuple[dict[str, BankSpec], Pieces]:
+        """A bank for every slab."""
+        banks: dict[str, BankSpec] = {}
+        pieces: Pieces = {}
+        for label, use in self.slabs.items():
+            fan = max(user.layer.fan for user in use.users)
+            shape = (use.templates, *use.slab.shape, *use.kernel)
+            banks[label] = BankSpec(shape, self._alpha_shape(use), fan)
+            for user, row in zip(use.users, use.rows, strict=True):
+                pieces.setdefault((user.layer, user.member), []).append(_piece(label, user, row, fan))
+        return banks, pieces
+
+    def _overlapping(self) -> tuple[dict[str, BankSpec], Pieces]:
+        """One vector for all slabs, each of which begins to read where the last ended, round and round.
+
+        A layer that has only a corner of a slab reads templates of that corner's size from the slab's start.
+        """
+        assert self.length is not None
+        columns = self._flat_templates()
+        fan = max(user.layer.fan for use in self.slabs.values() for user in use.users)
+        each_its_own = all(self._rows_are_members(use) for use in self.slabs.values())
+        total = sum(max(use.rows) + 1 for use in self.slabs.values())
+        pieces: Pieces = {}
+        start, first = 0, 0
+        for use in self.slabs.values():
+            rows = max(use.rows) + 1
+            for user, row in zip(use.users, use.rows, strict=True):
+                place = first + row
+                if each_its_own:  # rows count through member by member, over all slabs
+                    here = rows // self.members
+                    place = user.member * (total // self.members) + first // self.members + row % here
+                piece = replace(_piece(FLAT, user, place, fan), start=start)
+                pieces.setdefault((user.layer, user.member), []).append(piece)
+            first += rows
+            start = (start + columns * flat_step(use.size, self.length, columns)) % self.length
+        alpha = (self.members, total // self.members, columns) if each_its_own else (total, columns)
+        return {FLAT: BankSpec((self.length,), alpha, fan)}, pieces
 
     def _members(self, body: int) -> list[int]:
         """The members that are rows of a network."""
@@ -149,9 +202,17 @@ class Composition:
     def _alpha_shape(self, use: SlabUse) -> tuple[int, ...]:
         """(M, R, T) where one network's members have rows of their own, else (R, T)."""
         rows = max(use.rows) + 1
-        if len(self.bodies) == 1 and self.share == "none" and rows == len(use.users):
+        if self._rows_are_members(use):
             return self.members, rows // self.members, use.templates
         return rows, use.templates
+
+    def _rows_are_members(self, use: SlabUse) -> bool:
+        """Whether every row of a slab belongs to one member of one network."""
+        return len(self.bodies) == 1 and self.share == "none" and max(use.rows) + 1 == len(use.users)
+
+    def _flat_templates(self) -> int:
+        """How many templates a slab mixes out of one vector."""
+        return FLAT_TEMPLATES if self.most is None else min(FLAT_TEMPLATES, self.most)
 
     def _allocate(self) -> None:
         found = list(self.slabs.values())
@@ -164,11 +225,28 @@ class Composition:
         costs = [use.cost for use in found]
         counts = allocate(costs, [len(use.users) for use in found], budget - fixed, self.most)
         if counts is None:
-            largest = max(found, key=lambda use: use.cost)
-            layer = max((user.layer for user in largest.users), key=lambda layer: math.prod(layer.shape))
-            raise too_small("SuperWeights", budget, fixed + sum(costs), layer.name, largest.cost)
+            self._allocate_flat(budget, fixed, fixed + sum(costs))
+            return
         for use, count in zip(found, counts, strict=True):
             use.templates = count
+        self.unused = budget - fixed - sum(use.cost * use.templates for use in found)
+
+    def _allocate_flat(self, budget: int, fixed: int, one_each: int) -> None:
+        """All that is left for one vector; an error where it would not hold the largest slab.
+
+        `one_each` is what one template for every slab would cost in all.
+        """
+        found = list(self.slabs.values())
+        coefficients = self._flat_templates() * sum(len(use.users) for use in found)
+        length = budget - fixed - coefficients
+        largest = max(found, key=lambda use: use.size)
+        if not self.may_overlap or length < largest.size:
+            minimum = one_each
+            if self.may_overlap:
+                minimum = min(one_each, fixed + coefficients + largest.size)
+            layer = max((user.layer for user in largest.users), key=lambda layer: math.prod(layer.shape))
+            raise too_small("SuperWeights", budget, minimum, layer.name, largest.size)
+        self.length = length
 
 
 def layers_in(
