@@ -52,3 +52,17 @@ def test_no_samples(covey):
     code, err = covey(*train(0))
     assert code == 2
     assert "at least one sample of each part must stay; got 0" in err
+
+
+def test_columns_and_images_can_be_left_out(covey, tmp_path):
+    rows = [f"{i},{i % 2},Somebody wrote this about row {i}" for i in range(100)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y,comment", *rows]))
+    code, err = covey("data", "a.csv", "--target", "y")
+    assert code == 2
+    assert "--ignore comment" in err
+    assert covey("data", "a.csv", "--target", "y", "--ignore", "comment")[0] == 0
+    (tmp_path / "images" / "ape" / "00.png").write_bytes(b"rubbish")
+    code, err = covey("data", "images")
+    assert code == 2
+    assert "--skip-bad" in err
+    assert covey("data", "images", "--skip-bad")[0] == 0

@@ -42,6 +42,8 @@ class Dataset:
         split: UCI sets: number of the standard split.
         held_out: classes that are taken away and become an out-of-distribution set.
         ood: known sets to test out-of-distribution detection on.
+        ignore: tables: columns to leave out.
+        skip_bad: image folders: go on without images that cannot be read, and note which.
         samples: use only so many samples of each part, drawn with the classes in proportion.
         data_seed: of the split into parts, and of the samples that are drawn.
     """
@@ -57,6 +59,8 @@ class Dataset:
     split: int = 0
     held_out: tuple[str, ...] = ()
     ood: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    skip_bad: bool = False
     samples: int | None = None
     data_seed: int = 0
 
@@ -76,6 +80,8 @@ class Dataset:
             split=self.split,
             held_out=self.held_out,
             ood=self.ood,
+            ignore=self.ignore,
+            skip_bad=self.skip_bad,
         )
         return data if self.samples is None else fewer(data, self.samples, self.data_seed)
 

@@ -37,6 +37,8 @@ class Asked:
     length: int = 128
     split: int = 0
     download: bool = True
+    ignore: tuple[str, ...] = ()
+    skip_bad: bool = False
 
 
 @dataclass(frozen=True)

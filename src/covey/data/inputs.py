@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.data import pictures, table
 from covey.data.arrays import as_images, check_numbers
+from covey.data.columns import encode
 from covey.data.container import Normalisation
 from covey.data.npy import read_npy, read_npz
 from covey.errors import DataError
@@ -39,7 +40,7 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
     if path.suffix in table.SUFFIXES:
         if not record["columns"]:
             raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")
-        inputs = table.encode(table.read_frame(path), record["columns"], str(path))
+        inputs = encode(table.read_frame(path), record["columns"], str(path))
     elif path.suffix in (".npy", ".npz"):
         inputs = _array(path, record)
     else:
@@ -89,4 +90,4 @@ def _array(path: Path, record: dict[str, Any]) -> Tensor:
     names = [column["name"] for column in record["columns"]]
     if x.shape[1] != len(names):
         raise DataError(f"{path} has {x.shape[1]} columns; the network was trained on {len(names)}")
-    return table.encode(pandas.DataFrame(x.astype(np.float64), columns=names), record["columns"], str(path))
+    return encode(pandas.DataFrame(x.astype(np.float64), columns=names), record["columns"], str(path))

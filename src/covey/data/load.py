@@ -12,6 +12,7 @@ from torch import Tensor
 
 from covey.data import arrays, pictures, table, text
 from covey.data.catalogue import KNOWN, Asked
+from covey.data.columns import column_notes, encode, fit_columns
 from covey.data.container import Data, Normalisation, Split, Task
 from covey.data.known import data_folder, read_known
 from covey.data.raw import Raw, check_targets, hold_out
@@ -38,6 +39,8 @@ def load(
     held_out: tuple[int | str, ...] = (),
     ood: tuple[str, ...] = (),
     download: bool = True,
+    ignore: tuple[str, ...] = (),
+    skip_bad: bool = False,
 ) -> Data:
     """Load a data set.
 
@@ -60,6 +63,8 @@ def load(
             "held-out".
         ood: known sets whose test inputs become further out-of-distribution sets, brought to the same shape.
         download: whether files of known sets that are not there may be downloaded.
+        ignore: tables: columns to leave out.
+        skip_bad: image folders: go on without images that cannot be read, and note which.
     """
     name, folder = str(source), data_folder(root)
     ask = Asked(
@@ -71,6 +76,8 @@ def load(
         length=length,
         split=split,
         download=download,
+        ignore=ignore,
+        skip_bad=skip_bad,
     )
     raw = check_targets(_read(name, folder, ask), name)
     strange: dict[str, Tensor] = {}
@@ -80,8 +87,8 @@ def load(
     parts = {part: raw.parts[origin].take(numbers) for part, (origin, numbers) in rows.items()}
     columns: list[dict[str, Any]] = []
     if raw.frame is not None:  # the inputs of a table are row numbers so far
-        columns = table.fit_columns(raw.frame.iloc[parts["train"].inputs.numpy()])
-        whole = table.encode(raw.frame, columns, name)
+        columns = fit_columns(raw.frame, parts["train"].inputs.numpy())
+        whole = encode(raw.frame, columns, name)
         parts = {part: Split(whole[s.inputs], s.targets) for part, s in parts.items()}
         strange = {other: whole[numbers] for other, numbers in strange.items()}
     parts, target_normalisation = _standardised_targets(parts, raw.task)
@@ -104,7 +111,7 @@ def load(
         "normalisation": _listed(normalisation),
         "target_normalisation": _listed(target_normalisation),
         "columns": columns,
-        "notes": list(raw.notes),
+        "notes": [*raw.notes, *column_notes(columns)],
     }
     return Data(
         **parts,
@@ -121,14 +128,19 @@ def load(
 def _read(name: str, folder: Path, ask: Asked) -> Raw:
     """Choose the reader."""
     path = Path(name).expanduser()
-    if name in KNOWN or not path.exists():
+    own = name not in KNOWN and path.exists()
+    if ask.ignore and not (own and path.suffix in table.SUFFIXES):
+        raise DataError(
+            f"{name}: ignore names columns of a table of your own, and this is none; leave it out"
+        )
+    if not own:
         return read_known(name, folder, ask)
     if path.is_dir():
-        return pictures.read_folder(path, ask.image_size)
+        return pictures.read_folder(path, ask.image_size, skip_bad=ask.skip_bad)
     if not is_ordinary(path):
         raise DataError(f"{path} is no ordinary file; expected a folder of images, a table, arrays or a text")
     if path.suffix in table.SUFFIXES:
-        return table.read_table(path, ask.target, ask.task)
+        return table.read_table(path, ask.target, ask.task, ask.ignore)
     if path.suffix == ".npz":
         return arrays.read_arrays(path, ask.task)
     if path.suffix in _TEXT or ask.task == "language":

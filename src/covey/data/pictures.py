@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,17 +21,31 @@ MOST_PIXELS = 89_478_485  # where Pillow begins to warn: a quarter of a GiB in t
 # The formats that Pillow decodes itself. It would start Ghostscript for an EPS file, whatever its name ends in.
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 Size = int | tuple[int, ...] | None
+_NAMED = 10  # images in a message
 _MODES = {1: "L", 3: "RGB"}
 
 
 def read_images(paths: Sequence[Path], *, size: Size = None, channels: int | None = None) -> Tensor:
-    """Image files as (N, C, H, W) uint8.
+    """Image files as (N, C, H, W) uint8; those that cannot be read are listed in one error.
 
     Args:
         paths: the files.
         size: a side, (H, W), or (C, H, W) which also fixes the channels. Images are scaled until they just
             cover it, and their middle is taken. None: they must all have one size.
         channels: 1 for grey or 3 for colour; None: they must all be of one kind.
+    """
+    images, bad = read_good_images(paths, size=size, channels=channels)
+    if bad:
+        raise DataError(f"{_listed(paths, bad)}; remove or replace {'it' if len(bad) == 1 else 'them'}")
+    return images
+
+
+def read_good_images(
+    paths: Sequence[Path], *, size: Size = None, channels: int | None = None
+) -> tuple[Tensor, dict[int, str]]:
+    """The images that can be read, (N, C, H, W) uint8, and the places of the others with what is wrong with them.
+
+    Arguments as for `read_images`.
     """
     if isinstance(size, tuple) and len(size) == 3:
         channels, size = size[0], size[1:]
@@ -43,7 +57,27 @@ def read_images(paths: Sequence[Path], *, size: Size = None, channels: int | Non
     if wanted is not None:
         _check_memory(len(paths) * (channels or 3) * wanted[0] * wanted[1])
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without the interpreter's lock
-        arrays = list(pool.map(lambda path: _read(path, wanted, channels), paths))
+        results = list(pool.map(lambda path: _try(path, wanted, channels), paths))
+    bad = {k: result for k, result in enumerate(results) if isinstance(result, str)}
+    if len(bad) == len(paths):
+        return torch.empty(0, channels or 1, 0, 0, dtype=torch.uint8), bad
+    good = [path for k, path in enumerate(paths) if k not in bad]
+    arrays = [result for result in results if not isinstance(result, str)]
+    _check_alike(good, arrays)
+    return torch.from_numpy(np.stack(arrays)), bad
+
+
+def _listed(paths: Sequence[Path], bad: dict[int, str]) -> str:
+    """Images that cannot be read, and why, in a sentence."""
+    named = [f"{paths[k]}: {problem}" for k, problem in list(bad.items())[:_NAMED]]
+    if len(bad) == 1:
+        return f"cannot read the image {named[0]}"
+    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    return f"cannot read {len(bad)} of {len(paths)} images: {'; '.join(named)}{more}"
+
+
+def _check_alike(paths: Sequence[Path], arrays: Sequence[np.ndarray]) -> None:
+    """Refuse images of several sizes or kinds."""
     first = arrays[0].shape
     for path, array in zip(paths, arrays, strict=True):
         if array.shape[0] != first[0]:
@@ -56,11 +90,10 @@ def read_images(paths: Sequence[Path], *, size: Size = None, channels: int | Non
                 f"mixed sizes: {paths[0]} is {first[1]} x {first[2]}, {path} is {array.shape[1]} x "
                 f"{array.shape[2]} (height x width); give image_size to bring all to one size"
             )
-    return torch.from_numpy(np.stack(arrays))
 
 
-def _read(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.ndarray:
-    """One image, (C, H, W) uint8."""
+def _try(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.ndarray | str:
+    """One image, (C, H, W) uint8, or what is wrong with it."""
     from PIL import Image, ImageOps
 
     try:
@@ -78,7 +111,7 @@ def _read(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.
             if size is not None and picture.size != size[::-1]:
                 picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BILINEAR)
     except Exception as error:  # decoders meet damaged content with errors of any kind
-        raise DataError(f"cannot read the image {path}: {error}; remove or replace it") from error
+        return str(error) or type(error).__name__
     pixels = np.asarray(picture)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
@@ -96,8 +129,14 @@ def _check_memory(needed: int) -> None:
         )
 
 
-def read_folder(folder: Path, size: Size) -> Raw:
-    """Images in folders named after their classes, below train/ (val/, test/) or directly below `folder`."""
+def read_folder(folder: Path, size: Size, *, skip_bad: bool = False) -> Raw:
+    """Images in folders named after their classes, below train/ (val/, test/) or directly below `folder`.
+
+    Args:
+        folder: where.
+        size: as for `read_images`.
+        skip_bad: go on without images that cannot be read, and note which.
+    """
     names = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
     present = {names[p.name]: p for p in sorted(folder.iterdir()) if p.is_dir() and p.name in names}
     notes: list[str] = []
@@ -120,10 +159,31 @@ def read_folder(folder: Path, size: Size) -> Raw:
                 f"{place} holds no images below its class folders ({', '.join(classes[:5])}, ...)"
             )
         files[part], labels[part] = [path for path, _ in found], [k for _, k in found]
-    images = read_images([path for part in files.values() for path in part], size=size)
-    pieces = images.split([len(part) for part in files.values()])
-    parts = {p: Split(x, torch.tensor(labels[p])) for p, x in zip(files, pieces, strict=True)}
+    paths = [path for part in files.values() for path in part]
+    images, bad = read_good_images(paths, size=size)
+    if bad and not skip_bad:
+        what = "it" if len(bad) == 1 else "them"
+        raise DataError(
+            f"{_listed(paths, bad)}; remove or replace {what}, or go on without {what} (skip_bad=True, --skip-bad)"
+        )
+    if bad:
+        notes.append(f"skipped, {_listed(paths, bad)}")
+    parts = _dealt(images, labels, bad)
     return Raw(parts, "classification", classes, notes=tuple(notes))
+
+
+def _dealt(images: Tensor, labels: dict[str, list[int]], bad: Collection[int]) -> dict[str, Split]:
+    """The images of each part with their labels, where those at the places `bad` are away."""
+    parts = {}
+    place = used = 0
+    for part, numbers in labels.items():
+        kept = [label for k, label in enumerate(numbers, place) if k not in bad]
+        if not kept:
+            raise DataError(f"none of the {len(numbers)} images of the {part} part can be read")
+        parts[part] = Split(images[used : used + len(kept)], torch.tensor(kept, dtype=torch.int64))
+        place += len(numbers)
+        used += len(kept)
+    return parts
 
 
 def _class_folders(place: Path) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,13 @@ def _described(column: dict) -> str:
     if column["kind"] == "number":
         missing = ", some missing" if column["missing"] else ""
         return f"{column['name']}: number, mean {column['mean']:.4g}, std {column['std']:.4g}{missing}"
+    if column["kind"] == "date":
+        missing = ", some missing" if column["missing"] else ""
+        middle = date(1970, 1, 1) + timedelta(days=column["mean"])
+        return (
+            f"{column['name']}: date in days since 1970, mean {middle} ({column['mean']:.6g}), "
+            f"std {column['std']:.4g}{missing}"
+        )
     rare = f", {column['rare']} rarer ones together" if column["rare"] else ""
     return f"{column['name']}: {len(column['values'])} categories{rare}"
 

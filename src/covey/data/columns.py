@@ -1,0 +1,212 @@
+"""How each column of a table becomes numbers, by statistics of the training rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.errors import DataError, suggest
+
+if TYPE_CHECKING:
+    import pandas
+
+_MOST_CATEGORIES = 64  # of one column; the rarer ones share the code of unknown ones
+_LONG = 20  # characters on average, from which on values that mostly differ are sentences and not categories
+_ISO = "ISO8601"
+_DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_TIMES = ("", " %H:%M", " %H:%M:%S")
+_LIKE_A_DATE = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}"
+
+Spec = dict[str, Any]
+"""How one column is encoded, as JSON holds it."""
+
+
+def fit_columns(frame: pandas.DataFrame, rows: np.ndarray) -> list[Spec]:
+    """How to encode each column; JSON-able.
+
+    A number is standardised; where one is missing, the mean stands in and a further column says so. A date is the
+    number of days since 1970. A category becomes one column for each value, a missing one being a value like another.
+
+    Args:
+        frame: all rows, which decide what kind each column is.
+        rows: numbers of the training rows, which alone decide means, deviations and categories.
+    """
+    columns = []
+    for name in frame.columns:
+        column = frame[name]
+        train = column.iloc[rows]
+        formats = [] if is_number(column) else _date_formats(column)
+        if is_number(column):
+            spec = {"kind": "number", **_scale(_numbers(train), name)}
+        elif formats:
+            scale = _scale(_days(train, formats[0]), name)
+            spec = {"kind": "date", "format": formats[0], "also": formats[1:], **scale}
+        else:
+            _check_categories(column)
+            counts = _words(train).value_counts()
+            kept = sorted(counts.index[:_MOST_CATEGORIES])
+            spec = {"kind": "category", "values": kept, "rare": len(counts) - len(kept)}
+        columns.append({"name": name, **spec})
+    return columns
+
+
+def column_notes(columns: list[Spec]) -> list[str]:
+    """What a user should be told about the columns: dates that can be read in two ways."""
+    notes = []
+    for spec in columns:
+        if spec["kind"] == "date" and spec["also"]:
+            notes.append(
+                f"column {spec['name']!r}: dates, read as {spec['format']}; every one could be {spec['also'][0]} too"
+            )
+    return notes
+
+
+def encode(frame: pandas.DataFrame, columns: list[Spec], where: str) -> Tensor:
+    """A table as (N, D) float32, by what `fit_columns` learned; values never seen there become zeros.
+
+    Args:
+        frame: the table; further columns are ignored.
+        columns: what `fit_columns` gave.
+        where: what to call the table in an error.
+    """
+    pieces = []
+    for spec in columns:
+        name = spec["name"]
+        if name not in frame:
+            raise DataError(
+                f"{where} has no column {name!r}, which the network was trained on" + suggest(name, frame)
+            )
+        try:
+            pieces += _ENCODERS[spec["kind"]](frame[name], spec)
+        except (ValueError, TypeError) as error:
+            expected = "numeric" if spec["kind"] == "number" else f"dates ({spec.get('format')})"
+            raise DataError(
+                f"{where}: column {name!r} was {expected} in training and is not here: {error}"
+            ) from error
+    return torch.from_numpy(np.concatenate(pieces, 1).astype(np.float32))
+
+
+def is_number(column: pandas.Series) -> bool:
+    """Whether a column holds numbers or truths."""
+    import pandas
+
+    return pandas.api.types.is_numeric_dtype(column) and not isinstance(column.dtype, pandas.CategoricalDtype)
+
+
+def _encode_number(column: pandas.Series, spec: Spec) -> list[np.ndarray]:
+    values = _days(column, _ISO) if _is_time(column) else _numbers(column)
+    return _standardised(values, spec)
+
+
+def _encode_date(column: pandas.Series, spec: Spec) -> list[np.ndarray]:
+    return _standardised(_days(column, spec["format"]), spec)
+
+
+def _encode_category(column: pandas.Series, spec: Spec) -> list[np.ndarray]:
+    values = np.array(spec["values"], str)
+    return [_words(column).to_numpy(str)[:, None] == values[None]]
+
+
+_ENCODERS: dict[str, Callable[[pandas.Series, Spec], list[np.ndarray]]] = {
+    "number": _encode_number,
+    "date": _encode_date,
+    "category": _encode_category,
+}
+
+
+def _scale(values: np.ndarray, name: str) -> Spec:
+    """Mean and deviation of the values that are there, and whether some are not."""
+    there = values[np.isfinite(values)]
+    if not len(there):
+        raise DataError(f"column {name!r} has no value in any training row; remove it")
+    mean, std = float(there.mean()), float(there.std())
+    # A column that is constant but for rounding would otherwise be blown up to noise.
+    std = std if std > 1e-12 * max(1.0, abs(mean)) else 1.0
+    return {"mean": mean, "std": std, "missing": len(there) < len(values)}
+
+
+def _standardised(values: np.ndarray, spec: Spec) -> list[np.ndarray]:
+    lacking = ~np.isfinite(values)
+    filled = np.where(lacking, spec["mean"], values)
+    pieces = [((filled - spec["mean"]) / spec["std"])[:, None]]
+    if spec["missing"]:
+        pieces.append(lacking[:, None])
+    return pieces
+
+
+def _numbers(column: pandas.Series) -> np.ndarray:
+    """A column as float64, missing values as NaN."""
+    return column.to_numpy(np.float64, na_value=np.nan)
+
+
+def _is_time(column: pandas.Series) -> bool:
+    import pandas
+
+    return bool(pandas.api.types.is_datetime64_any_dtype(column))
+
+
+def _date_formats(column: pandas.Series) -> list[str]:
+    """The formats in which every value of a column is a date, the preferred one first; none if it holds no dates.
+
+    Further ones are only listed if they read other dates.
+    """
+    if _is_time(column):
+        return [_ISO]
+    there = column.dropna()
+    if not len(there) or not all(isinstance(value, str) for value in there):
+        return []
+    if not there.str.match(_LIKE_A_DATE).all():
+        return []
+    candidates = [_ISO, *(day + time for time in _TIMES for day in _DAYS)]
+    found: dict[str, np.ndarray] = {}
+    for form in candidates:
+        try:
+            days = _days(there, form)
+        except (ValueError, TypeError):
+            continue
+        if not any(np.array_equal(days, other) for other in found.values()):
+            found[form] = days
+    return list(found)
+
+
+def _days(column: pandas.Series, form: str) -> np.ndarray:
+    """Dates as days since 1970, missing ones as NaN. Numbers are taken to be days already."""
+    import pandas
+
+    if is_number(column):
+        return _numbers(column)
+    if not _is_time(column):
+        text = column.astype(object).where(column.notna(), None)
+        column = pandas.to_datetime(text, format=form, utc=True)
+    if column.dt.tz is not None:
+        column = column.dt.tz_localize(None)
+    microseconds = column.to_numpy("datetime64[us]").astype("int64")
+    return np.where(column.isna().to_numpy(), np.nan, microseconds / 86_400e6)
+
+
+def _words(column: pandas.Series) -> pandas.Series:
+    """A column as strings, in which a missing value is a value."""
+    return column.astype(object).where(column.notna(), "(missing)").map(str)
+
+
+def _check_categories(column: pandas.Series) -> None:
+    """Refuse free text and identifiers, of which a column for each value would be made."""
+    words = column.dropna().map(str)
+    distinct = words.nunique()
+    if distinct <= _MOST_CATEGORIES:
+        return
+    length = words.str.len().mean()
+    sentences = distinct > len(words) / 2 and length >= _LONG
+    if not sentences and distinct < len(words):
+        return
+    what = "free text" if sentences else "an identifier"
+    raise DataError(
+        f"column {column.name!r} looks like {what}: {distinct} of its {len(words)} values differ, with {length:.0f} "
+        f"characters on average, the first is {words.iloc[0][:40]!r}. covey makes categories of words, which would say "
+        f"nothing here: leave the column out with ignore=({column.name!r},) or --ignore {column.name}, or make numbers "
+        "or categories of it first"
+    )

@@ -1,0 +1,234 @@
+"""Tables as they come: dates, other separators, free text; and folders with images that cannot be read."""
+
+import json
+import os
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from covey.data import load, read_inputs, summary
+from covey.errors import DataError
+
+ROWS = 120
+IN_TEMPORARY = [HealthCheck.function_scoped_fixture]
+
+
+def frame(**columns):
+    rng = np.random.default_rng(0)
+    return pandas.DataFrame({"x": rng.normal(size=ROWS), "y": np.arange(ROWS) % 2, **columns})
+
+
+def days(count=ROWS, start="2020-01-01"):
+    return pandas.Timestamp(start) + pandas.to_timedelta(
+        np.random.default_rng(1).permutation(count), unit="D"
+    )
+
+
+def write(path, table, **options):
+    table.to_csv(path, index=False, **options)
+    return path
+
+
+# dates
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S+00:00", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y",
+     "%d.%m.%Y %H:%M", "%d-%m-%Y"],
+)  # fmt: skip
+def test_dates_become_one_number_each(tmp_path, form):
+    dates = days()
+    data = load(write(tmp_path / "a.csv", frame(since=dates.strftime(form))), target="y", validation=0.0)
+    assert data.shape == (2,)
+    spec = data.record["columns"][1]
+    assert spec["kind"] == "date"
+    assert spec["missing"] is False
+    # By hand: the rows are known by x, their days since 1970 by the calendar.
+    known = (dates - pandas.Timestamp(0)).days.to_numpy()
+    rows = (known - spec["mean"]) / spec["std"]
+    np.testing.assert_allclose(
+        np.sort(torch.cat([data.train.inputs, data.test.inputs])[:, 1]), np.sort(rows), atol=1e-5
+    )
+    assert float(data.train.inputs[:, 1].double().mean()) == pytest.approx(0, abs=1e-5)
+    assert "since: date in days since 1970, mean 2020-0" in summary(data)
+    assert json.loads(json.dumps(data.record)) == data.record
+
+
+def test_new_rows_are_read_in_the_format_of_training(tmp_path):
+    data = load(write(tmp_path / "a.csv", frame(since=days().strftime("%d/%m/%Y"))), target="y")
+    new = pandas.DataFrame(
+        {"x": [0.0, 0.0], "since": ["02/03/2020", None]}
+    )  # the second of March, and nothing
+    _, inputs = read_inputs(write(tmp_path / "b.csv", new), data.record)
+    spec = data.record["columns"][1]
+    expected = ((pandas.Timestamp("2020-03-02") - pandas.Timestamp(0)).days - spec["mean"]) / spec["std"]
+    assert inputs[:, 1].tolist() == pytest.approx([expected, 0.0])
+    new["since"] = ["soon", "later"]
+    with pytest.raises(DataError, match=r"'since' was dates \(%d/%m/%Y\) in training and is not here"):
+        read_inputs(write(tmp_path / "b.csv", new), data.record)
+
+
+def test_dates_that_can_be_read_in_two_ways_are_noted(tmp_path):
+    dates = [f"{month:02}/{day:02}/2020" for month in range(1, 13) for day in range(1, 11)]
+    data = load(write(tmp_path / "a.csv", frame(since=dates)), target="y")
+    assert (
+        "column 'since': dates, read as %m/%d/%Y; every one could be %d/%m/%Y too" in data.record["notes"][1]
+    )
+    whole = load(write(tmp_path / "b.csv", frame(since=days().strftime("%Y-%m-%d"))), target="y")
+    assert len(whole.record["notes"]) == 1
+
+
+def test_missing_dates_and_times_of_other_files(tmp_path):
+    table = frame(since=days())
+    table.loc[::5, "since"] = None
+    table.to_parquet(tmp_path / "a.parquet")
+    data = load(tmp_path / "a.parquet", target="y")
+    assert data.shape == (3,)  # a further column says what is missing
+    _, inputs = read_inputs(write(tmp_path / "b.csv", table), data.record)
+    assert int(inputs[:, 2].sum()) == ROWS / 5
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["1.2.3", "1.2.4"],
+        ["10.0.0.1", "10.0.0.2"],
+        ["12-34-56", "99-99-99"],
+        ["2020-13-45", "2020-01-01"],
+        ["ab", "c"],
+    ],
+)
+def test_what_looks_like_dates_and_is_none_is_a_category(tmp_path, values):
+    data = load(write(tmp_path / "a.csv", frame(code=values * (ROWS // 2))), target="y")
+    assert data.record["columns"][1]["kind"] == "category"
+
+
+# separators
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_whatever_separates_columns(tmp_path, separator, encoding):
+    table = frame(**{"a, b; c": np.arange(ROWS) % 7})
+    path = write(tmp_path / "a.csv", table, sep=separator, encoding=encoding)
+    data = load(path, target="y", test=0.25)
+    assert [column["name"] for column in data.record["columns"]] == ["x", "a, b; c"]
+    names, inputs = read_inputs(path, data.record)
+    assert len(names) == ROWS
+    assert inputs.shape == (ROWS, 2)
+
+
+def test_decimal_commas(tmp_path):
+    path = write(tmp_path / "a.csv", frame(whole=np.arange(ROWS)), sep=";", decimal=",")
+    data = load(path, target="y")
+    assert [column["kind"] for column in data.record["columns"]] == ["number", "number"]
+    assert abs(data.record["columns"][0]["mean"]) < 1
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=IN_TEMPORARY)
+@given(content=st.binary(max_size=300))
+def test_rubbish_is_an_error_of_ours(tmp_path, content):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError):
+        load(tmp_path / "a.csv", target="no such column")
+
+
+# free text
+
+
+def sentences():
+    return [f"The customer of row {row} was quite content with it." for row in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("values", "what"), [(sentences(), "free text"), ([f"id{row}" for row in range(ROWS)], "an identifier")]
+)
+def test_free_text_and_identifiers_are_refused_and_can_be_ignored(tmp_path, values, what):
+    path = write(tmp_path / "a.csv", frame(comment=values))
+    with pytest.raises(
+        DataError,
+        match=rf"column 'comment' looks like {what}: 120 of its 120.*ignore=\('comment',\).*--ignore comment",
+    ):
+        load(path, target="y")
+    data = load(path, target="y", ignore=("comment",))
+    assert data.shape == (1,)
+    assert "ignored columns: comment" in data.record["notes"]
+    _, inputs = read_inputs(path, data.record)
+    assert inputs.shape == (ROWS, 1)
+
+
+def test_columns_that_cannot_be_ignored(tmp_path):
+    path = write(tmp_path / "a.csv", frame())
+    with pytest.raises(DataError, match=r"has no column 'xx' to ignore; the nearest names are 'x'"):
+        load(path, target="y", ignore=("xx",))
+    with pytest.raises(DataError, match="'y' is to be ignored and to be predicted"):
+        load(path, target="y", ignore=("y",))
+    with pytest.raises(DataError, match="no column besides the target 'y'"):
+        load(path, target="y", ignore=("x",))
+    with pytest.raises(DataError, match="ignore names columns of a table of your own"):
+        load("digits", ignore=("x",))
+
+
+# images that cannot be read
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images of two classes, 12 of each, of which three of dogs and one of a cat are broken."""
+    for k, name in enumerate(("cat", "dog")):
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            Image.new("L", (4, 4), 100 * k + i).save(tmp_path / name / f"{i:02}.png")
+    for name in ("cat/03.png", "dog/01.png", "dog/02.png"):
+        (tmp_path / name).write_bytes(b"rubbish")
+    (tmp_path / "dog/03.png").unlink()
+    os.mkfifo(tmp_path / "dog/03.png")
+    return tmp_path
+
+
+def test_images_that_cannot_be_read_are_listed_together(folder):
+    with pytest.raises(DataError, match="cannot read 4 of 24 images: ") as caught:
+        load(folder)
+    for word in (
+        "cat/03.png",
+        "dog/01.png",
+        "dog/02.png",
+        "dog/03.png: it is no ordinary file",
+        "--skip-bad",
+    ):
+        assert word in str(caught.value)
+    for k in range(11):
+        (folder / f"cat/{k:02}.png").write_bytes(b"rubbish")
+    with pytest.raises(
+        DataError, match=r"cannot read 14 of 24 images: .*; and 4 more; remove or replace them"
+    ):
+        load(folder)
+
+
+def test_one_can_go_on_without_them(folder):
+    data = load(folder, skip_bad=True, validation=0.1, test=0.2)
+    everything = [
+        (split.inputs[:, 0, 0, 0], split.targets) for split in (data.train, data.validation, data.test)
+    ]
+    levels, labels = (torch.cat(tensors) for tensors in zip(*everything, strict=True))
+    assert len(levels) == 20
+    assert torch.equal(labels, (levels >= 100).long()), "every image has its own label still"
+    assert {3, 101, 102, 103}.isdisjoint(levels.tolist())
+    assert "skipped, cannot read 4 of 24 images" in data.record["notes"][0]
+    assert "cat/03.png" in summary(data)
+
+
+def test_a_part_without_any_good_image(folder):
+    (folder / "all" / "train").mkdir(parents=True)
+    for name in ("cat", "dog"):
+        (folder / name).rename(folder / "all" / "train" / name)
+        (folder / "all" / "test" / name).mkdir(parents=True)
+        (folder / "all" / "test" / name / "a.png").write_bytes(b"rubbish")
+    with pytest.raises(DataError, match="none of the 2 images of the test part can be read"):
+        load(folder / "all", skip_bad=True)
