@@ -60,8 +60,8 @@ def convert(
         layout = method.design(bodies)
         ensemble = method.build(bodies, layout)
     _check_distinct(method, ensemble, bodies)
-    ensemble.task, ensemble.seed = task, seed
-    ensemble.class_dim = _class_dim(bodies[0]) if class_dim is None else class_dim
+    ensemble.task, ensemble.seed = task, int(seed)
+    ensemble.class_dim = _class_dim(bodies[0]) if class_dim is None else int(class_dim)
     return ensemble
 
 
@@ -121,7 +121,7 @@ def _check_distinct(method: Method, ensemble: Ensemble, bodies: Sequence[Anatomy
 
 
 def _check_task(task: str) -> None:
-    if task not in LOSS_OF_TASK:
+    if not isinstance(task, str) or task not in LOSS_OF_TASK:
         raise OptionError(f"task is one of {', '.join(map(repr, LOSS_OF_TASK))}; got {task!r}.")
 
 

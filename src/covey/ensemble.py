@@ -211,7 +211,8 @@ class Ensemble(nn.Module):
         outputs = self(*args, members=None if everyone else members, per_member=per_member, **kwargs)
         if outputs.dtype in (torch.float16, torch.bfloat16):
             outputs = outputs.float()
-        return member_losses(outputs, targets, loss or LOSS_OF_TASK[self.task], smoothing, ignore_index)
+        kind = loss or LOSS_OF_TASK[self.task]
+        return member_losses(outputs, targets, kind, smoothing, ignore_index, self.class_dim)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for any torch optimiser; frozen parameters are left out.

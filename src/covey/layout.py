@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from covey.errors import StoreError
+from covey.errors import ConversionError, StoreError
 from covey.networks.anatomy import Anatomy
 
 VERSION = 1
@@ -90,4 +90,13 @@ class Layout:
 
 def _as_stored(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as they come back from a file, so that a layout that was stored equals the one that was decided."""
-    return json.loads(json.dumps(dict(facts)))
+    return json.loads(json.dumps(dict(facts), default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's, or a tensor of one number, as Python's."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise ConversionError(
+        f"a layout's facts are what JSON holds: numbers, words, lists and dicts; got a {type(value).__name__}."
+    )

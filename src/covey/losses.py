@@ -30,6 +30,7 @@ def member_losses(
     kind: LossName = "cross-entropy",
     smoothing: float = 0.0,
     ignore_index: int | None = None,
+    class_dim: int | None = None,
 ) -> Tensor:
     """Each member's mean loss, (M,).
 
@@ -44,6 +45,7 @@ def member_losses(
         smoothing: label smoothing for cross-entropy, of either kind.
         ignore_index: a class number whose samples do not count: the mean is over the others, and 0 if there are none.
             None: all count.
+        class_dim: the class axis of one member's output, where it is known.
     """
     if kind == "mse":
         return (outputs - _for_members(outputs, targets, outputs.shape[1:])).square().flatten(1).mean(1)
@@ -58,7 +60,7 @@ def member_losses(
             f"outputs have shape {tuple(outputs.shape)}; expected those of an ensemble, (members, batch, classes). "
             "For a plain network's logits (batch, classes) use torch.nn.functional.cross_entropy."
         )
-    axis = _class_axis(outputs, targets)
+    axis = _class_axis(outputs, targets) if class_dim is None else class_dim % (outputs.ndim - 1) + 1
     logits = outputs.movedim(axis, -1)
     if targets.is_floating_point():
         shares = _for_members(outputs, targets, outputs.shape[1:]).movedim(axis, -1)

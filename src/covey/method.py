@@ -17,6 +17,7 @@ from torch import Tensor
 from covey.errors import ConversionError, OptionError
 from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
+from covey.options import check_types
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,7 +77,8 @@ class Method:
     """Whether it makes its members' batches itself (`share_out`), so that no other batch plan goes with it."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.members, int) or self.members < 1:
+        check_types(self)
+        if self.members < 1:
             raise OptionError(f"members is the number of networks, at least 1; got {self.members!r}.")
 
     # --- making the ensemble --------------------------------------------------------------------------------
@@ -207,6 +209,9 @@ class Method:
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """Options of a way of training that ends in an ensemble, for `covey.fit`."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def phases(self, recipe: Any) -> list[Any]:
         """The phases that a run goes through, each a `covey.train.Phase`; `recipe` is a `covey.Recipe`."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from covey.errors import OptionError
 
@@ -42,6 +45,73 @@ def check_between(name: str, value: Any, low: float, high: float) -> None:
     """Refuse a number outside a range; its ends belong to it."""
     if not is_number(value) or not low <= value <= high:
         raise OptionError(f"{name} is from {low:g} to {high:g}; got {value!r}.")
+
+
+def check_types(given: Any) -> None:
+    """Refuse options whose values are not of the types that their dataclass declares; numbers must be finite."""
+    hints = _hints(type(given))  # type: ignore[arg-type]
+    for field in fields(given):
+        if not field.init:
+            continue
+        value = getattr(given, field.name)
+        if not fits(value, hints[field.name]):
+            raise OptionError(f"{field.name} is {_in_words(hints[field.name])}; got {value!r}.")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type as one writes it in an annotation.
+
+    >>> fits(3, float), fits(True, int), fits(("a", "b"), str | Sequence[str]), fits(float("nan"), float | None)
+    (True, False, True, False)
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return any(value == known and type(value) is type(known) for known in parts)
+    if origin in (Union, UnionType):
+        return any(fits(value, part) for part in parts)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is float:
+        return is_number(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if origin is tuple:
+        return isinstance(value, tuple | list) and _fit_in_order(value, parts)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
+        words = isinstance(value, Sequence) and not isinstance(value, str)
+        return words and all(fits(each, parts[0]) for each in value)
+    if origin is Callable:
+        return callable(value)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _fit_in_order(values: Sequence[Any], parts: tuple) -> bool:
+    if len(parts) == 2 and parts[1] is Ellipsis:
+        return all(fits(value, parts[0]) for value in values)
+    return len(values) == len(parts) and all(map(fits, values, parts))
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _in_words(hint: Any) -> str:
+    """A type as a person would say it."""
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        str: "a word",
+        bool: "True or False",
+        type(None): "None",
+    }
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(hint)))
+    return names.get(hint, str(hint).replace("collections.abc.", "").replace("typing.", ""))
 
 
 def is_number(value: Any) -> bool:

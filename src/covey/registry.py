@@ -10,6 +10,8 @@ own through the entry-point group `covey.methods`:
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -53,6 +55,7 @@ OWN_TRAININGS: dict[str, str] = {
 }
 OWN = {**OWN_METHODS, **OWN_TRAININGS}
 _registered: dict[str, Kind] = {}
+_log = logging.getLogger("covey")
 
 
 def register(name: str, kind: Kind) -> None:
@@ -78,11 +81,20 @@ def unregister(name: str) -> None:
 
 def names(base: Kind | None = None) -> list[str]:
     """All names, covey's own first; only those of methods, or of ways of training, if `base` says so."""
-    others = [*_foreign(), *_registered]
+    others = [*_registered, *_foreign()]
     if base is None:
         return list(dict.fromkeys([*OWN, *others]))
     own = OWN_METHODS if base is Method else OWN_TRAININGS
-    return list(dict.fromkeys([*own, *(name for name in others if issubclass(lookup(name), base))]))
+    return list(dict.fromkeys([*own, *(name for name in others if _is_a(name, base))]))
+
+
+def _is_a(name: str, base: Kind) -> bool:
+    """Whether a name stands for such a class; one whose package cannot be imported stands for nothing."""
+    try:
+        return issubclass(lookup(name), base)
+    except OptionError as error:
+        _log.warning("%s", error)
+        return False
 
 
 def lookup(name: str) -> Kind:
@@ -99,6 +111,9 @@ def lookup(name: str) -> Kind:
 
 def name_of(options: Method | Training) -> str:
     """The name that an object's class is registered under."""
+    for name in [*OWN_METHODS, *OWN_TRAININGS, *_registered]:
+        if _class_name(name) == type(options).__name__ and lookup(name) is type(options):
+            return name
     for name in names(Method if isinstance(options, Method) else Training):
         if lookup(name) is type(options):
             return name
@@ -106,6 +121,11 @@ def name_of(options: Method | Training) -> str:
         f"{type(options).__name__} is not registered, so what it makes could not be loaded again: call "
         f"covey.register('a-name', {type(options).__name__}) first."
     )
+
+
+def _class_name(name: str) -> str:
+    """The class that a name stands for, by its name alone: nothing is imported."""
+    return OWN[name].rpartition(":")[2] if name in OWN else _registered[name].__name__
 
 
 def described(options: Method | Training) -> dict[str, Any]:
@@ -150,7 +170,7 @@ def parsed(text: str) -> Any:
             raise OptionError(f"options are written name:key=value,key=value; got {text!r}.")
         given[key.strip().replace("-", "_")] = read_value(value)
     kind = lookup(name)
-    known = [field.name for field in fields(kind)]
+    known = [field.name for field in fields(kind) if field.init]
     for key in given:
         if key not in known:
             raise OptionError(f"{name} has no option {key!r}{suggest(key, known)}.")
@@ -206,6 +226,9 @@ class Registered(Mapping[str, Kind]):
     def __len__(self) -> int:
         return len(names(self._base))
 
+    def __repr__(self) -> str:
+        return f"<{', '.join(self)}>"
+
 
 METHODS = Registered(Method)
 TRAININGS = Registered(Training)
@@ -231,8 +254,10 @@ def _load(name: str, entry: EntryPoint) -> Kind:
 
 
 def _check_kind(name: str, kind: Any) -> None:
-    if not isinstance(name, str) or not name or name != name.lower() or " " in name or ":" in name:
-        raise OptionError(f"a method's name is lower case without spaces, such as 'low-rank'; got {name!r}.")
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise OptionError(
+            f"a method's name is lower case words and numbers joined by hyphens, such as 'low-rank'; got {name!r}."
+        )
     if not isinstance(kind, type) or not issubclass(kind, Method | Training):
         raise OptionError(
             f"{name!r} should stand for a class that derives from covey.Method or covey.Training."

@@ -241,6 +241,8 @@ def _agree(ensemble: Ensemble, loop_once: Tensor, loop_again: Tensor, batched_on
 
     Where the network is random, members must at least not share their random numbers.
     """
+    if loop_once.numel() == 0:
+        return True
     once, again, other = (outputs.detach().double() for outputs in (loop_once, loop_again, batched_once))
     if not torch.allclose(once, again, rtol=1e-6, atol=1e-9):  # random, or statistics moved on
         return ensemble.differ or not torch.equal(other[0], other[1])

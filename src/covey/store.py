@@ -85,6 +85,10 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
             "It was changed after it was written."
         ) from error
     _fill(ensemble, path)
+    frozen = config.get("frozen")  # the first format did not say
+    if frozen is not None:
+        for name, parameter in ensemble.named_parameters():
+            parameter.requires_grad_(name not in frozen)
     return ensemble.train(config["training"])
 
 
@@ -133,6 +137,7 @@ def _config(ensemble: Ensemble) -> dict[str, Any]:
         "runs": ensemble.runs,
         "memory_format": str(ensemble.memory_format).removeprefix("torch."),
         "training": ensemble.training,
+        "frozen": [name for name, parameter in ensemble.named_parameters() if not parameter.requires_grad],
         "calibration": [found.to_dict() for found in calibrations if found is not None],
     }
 
@@ -194,7 +199,11 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
     """The architectures, without memory: as given, or made by the zoo."""
     bodies = config["bodies"]
     if network is not None:
-        given = [network] if isinstance(network, nn.Module) else list(network)
+        given = [network] if isinstance(network, nn.Module) else network
+        if not isinstance(given, list | tuple) or not all(isinstance(net, nn.Module) for net in given):
+            raise StoreError(
+                f"network is the architecture as a torch.nn.Module, or a list of them; got {network!r}."
+            )
         if len(given) != len(bodies):
             raise StoreError(f"the stored ensemble has {len(bodies)} networks; got {len(given)}.")
         return [hollow(net) for net in given]

@@ -9,10 +9,10 @@ import torch
 
 from covey import zoo
 from covey.cli import recipes
-from covey.cli.compare import CompareFlags, from_recipe, plan
+from covey.cli.compare import CompareFlags, from_recipe, planned_runs
 from covey.cli.main import main
 from covey.cli.reproduce import SIZES, hours
-from covey.cli.settings import Settings, fill, parse_options
+from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import OptionError
 from covey.train import Recipe
 
@@ -130,7 +130,7 @@ def test_settings_survive_json():
 
 def test_all_combinations():
     own = CompareFlags(methods=("single", "multi-head:members=2"), seeds=(0, 1), vary=("lr=0.1,0.01",))
-    tasks = plan(Settings(), own)
+    tasks = planned_runs(Settings(), own)
     assert len(tasks) == 8
     assert {(t.settings.method, t.settings.recipe.lr, t.settings.recipe.seed) for t in tasks} == {
         (m, lr, s) for m in ("single", "multi-head") for lr in (0.1, 0.01) for s in (0, 1)
@@ -139,7 +139,7 @@ def test_all_combinations():
 
 def test_a_name_that_method_and_recipe_share():
     def rates(*vary):
-        (task,) = plan(Settings(), CompareFlags(methods=("batch-ensemble:lr=0.5",), vary=vary))
+        (task,) = planned_runs(Settings(), CompareFlags(methods=("batch-ensemble:lr=0.5",), vary=vary))
         return task.settings.options.lr, task.settings.recipe.lr
 
     plain = Settings().recipe.lr
@@ -148,24 +148,27 @@ def test_a_name_that_method_and_recipe_share():
 
 def test_splits_of_the_data_are_repetitions():
     own = CompareFlags(methods=("single", "packed"), seeds=(3,), vary=("split=0,5",))
-    tasks = plan(Settings(), own)
+    tasks = planned_runs(Settings(), own)
     assert [(t.label, t.repeat, t.settings.dataset.split) for t in tasks] == [
         ("single", 0, 0), ("single", 1, 5), ("packed", 0, 0), ("packed", 1, 5),
     ]  # fmt: skip
     assert len({t.folder for t in tasks}) == 4
-    assert [t.repeat for t in plan(Settings(), CompareFlags(methods=("single",), seeds=(3, 7)))] == [3, 7]
+    assert [t.repeat for t in planned_runs(Settings(), CompareFlags(methods=("single",), seeds=(3, 7)))] == [
+        3,
+        7,
+    ]
 
 
 def test_a_method_can_have_settings_of_its_own():
     own = CompareFlags(methods=("packed:alpha=3", "single:network=wrn-10-2,lr=0.2"))
-    packed, single = (task.settings for task in plan(Settings(), own))
+    packed, single = (task.settings for task in planned_runs(Settings(), own))
     assert (packed.options.alpha, packed.network.network) == (3, None)
     assert (single.network.network, single.recipe.lr) == ("wrn-10-2", 0.2)
 
 
 def test_what_is_varied_stays_varied_at_the_small_size():
     flags, base = from_recipe(recipes.read("paper5-figure8"), "small")
-    assert [task.settings.network.network for task in plan(base, flags)] == ["wrn-10-1", "wrn-10-2"]
+    assert [task.settings.network.network for task in planned_runs(base, flags)] == ["wrn-10-1", "wrn-10-2"]
 
 
 FILES = sorted(recipes.folder().glob("*.toml"))
@@ -192,7 +195,7 @@ def test_recipes_can_be_planned_at_both_sizes(path):
         return
     for scale in ("full", "small"):
         flags, base = from_recipe(file, scale)
-        tasks = plan(base, flags)
+        tasks = planned_runs(base, flags)
         assert tasks
         for task in tasks:
             _build(task.settings)
@@ -207,5 +210,5 @@ def test_a_small_run_is_cheaper():
 
 def test_fill_checks_kinds():
     with pytest.raises(OptionError, match="recipe.nesterov should be bool; got 1"):
-        fill(Recipe(), {"nesterov": 1}, "recipe")
-    assert fill(Recipe(), {"lr": 1}, "recipe").lr == 1
+        updated(Recipe(), {"nesterov": 1}, "recipe")
+    assert updated(Recipe(), {"lr": 1}, "recipe").lr == 1

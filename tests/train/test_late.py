@@ -403,9 +403,9 @@ def test_killed_at_random_moments_ends_bit_identical(tmp_path):
             "'0.weight', which all members share",
         ),
         (
-            lambda: run(late(covey.Hypernetwork(members=3, linear=True, budget=9.0), 2)),
-            ConversionError,
-            "depends on the number of members",
+            lambda: late(covey.Hypernetwork(members=3, linear=True, budget=9.0), 2),
+            OptionError,
+            "an ensemble of one cannot be widened",
         ),
     ],
 )

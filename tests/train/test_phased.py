@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 import covey
 from covey import Economical, LatePhase, Recipe, zoo
 from covey.cli import recipes
-from covey.cli.compare import from_recipe, plan
+from covey.cli.compare import from_recipe, planned_runs
 from covey.cli.main import main
 from covey.errors import OptionError, StoreError
 
@@ -74,7 +74,7 @@ def test_recipes_plan_runs_that_can_begin(name, scale):
     if "command" in file.about:
         return
     flags, base = from_recipe(file, scale)
-    tasks = plan(base, flags)
+    tasks = planned_runs(base, flags)
     assert tasks
     for task in tasks:
         if isinstance(task.settings.options, covey.Training):

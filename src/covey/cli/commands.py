@@ -17,7 +17,7 @@ from tyro.conf import Positional
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
-from covey.cli.settings import Dataset, Settings, fill
+from covey.cli.settings import Dataset, Settings, updated
 from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
@@ -141,7 +141,9 @@ def evaluate(args: Sequence[str]) -> int:
     )
     folder = Path(own.folder)
     settings = run.settings_of(run.read_settings(folder))
-    dataset = settings.dataset if not own.ood else fill(settings.dataset, {"ood": list(own.ood)}, "dataset")
+    dataset = (
+        settings.dataset if not own.ood else updated(settings.dataset, {"ood": list(own.ood)}, "dataset")
+    )
     ensemble, data = run.read_ensemble(folder), dataset.load()
     if own.limit is not None:
         data = fewer(data, own.limit, settings.dataset.data_seed)

@@ -14,8 +14,9 @@ from covey import registry
 from covey.cli import recipes, run
 from covey.cli.commands import flag_value
 from covey.cli.flags import UsageError, parse
-from covey.cli.settings import Settings, fill, parse_options
+from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import CoveyError, OptionError
+from covey.extras import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ REPEATS = ("split", "data_seed")  # settings that make another run of the same t
 
 
 @dataclass(frozen=True)
-class Task:
+class PlannedRun:
     """One run of many: its name in the report, its settings, its folder, and which repetition it is."""
 
     label: str
@@ -78,25 +79,25 @@ def compare(args: Sequence[str]) -> int:
     given = parse("covey compare", {**parts, "machine": start.machine}, args, about=about)
     own = given.pop("own")
     base = replace(start, **given)
-    tasks = plan(base, own)
+    planned = planned_runs(base, own)
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
     return execute(
-        tasks, Path(own.folder), jobs=own.jobs, ray=own.ray, baseline=own.baseline, flatness=own.flatness
+        planned, Path(own.folder), jobs=own.jobs, ray=own.ray, baseline=own.baseline, flatness=own.flatness
     )
 
 
 def from_recipe(file: recipes.RecipeFile, scale: str) -> tuple[CompareFlags, Settings]:
     """What a recipe compares, and with which settings; one of a single method is a comparison of one."""
-    flags = fill(CompareFlags(methods=(file.settings.method,)), file.compared(scale), "compare")
+    flags = updated(CompareFlags(methods=(file.settings.method,)), file.compared(scale), "compare")
     return flags, file.at(scale)
 
 
-def plan(base: Settings, own: CompareFlags) -> list[Task]:
+def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
     """Every combination of method, setting and seed."""
     if not own.methods or not own.seeds:
         raise UsageError("covey compare needs at least one method and one seed.")
-    tasks: list[Task] = []
+    planned: list[PlannedRun] = []
     for spec, varied, seed in itertools.product(own.methods, _variations(own.vary), own.seeds):
         name, _, text = spec.partition(":")
         kind = registry.lookup(name)
@@ -108,17 +109,17 @@ def plan(base: Settings, own: CompareFlags) -> list[Task]:
         words = [spec.replace(":", " ").replace(",", " ")]
         file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
         label = " ".join([*words, *(f"{k}={v}" for k, v in varied.items() if k not in REPEATS)])
-        before = sum(task.label == label for task in tasks)
+        before = sum(one.label == label for one in planned)
         repeat = before if any(name in REPEATS for name in varied) else seed
-        tasks.append(Task(label, settings, Path(own.folder) / f"{file}-{seed}", repeat))
-    names = [str(task.folder) for task in tasks]
+        planned.append(PlannedRun(label, settings, Path(own.folder) / f"{file}-{seed}", repeat))
+    names = [str(one.folder) for one in planned]
     if len(set(names)) < len(names):
         raise UsageError("two of the runs are the same: a method, a setting or a seed stands there twice.")
-    return tasks
+    return planned
 
 
 def execute(
-    tasks: Sequence[Task],
+    planned: Sequence[PlannedRun],
     folder: Path,
     *,
     jobs: int = 1,
@@ -128,25 +129,25 @@ def execute(
 ) -> int:
     """Do all runs, those that are done already excepted, and write the report. 1 if a run failed."""
     failed = []
-    ways: dict[str, Callable[[Iterable[Task]], Iterator[tuple[Task, str | None]]]] = {
+    ways: dict[str, Callable[[Iterable[PlannedRun]], Iterator[tuple[PlannedRun, str | None]]]] = {
         "ray": _on_ray,
         "jobs": lambda t: _in_processes(t, jobs),
         "alone": _one_by_one,
     }
     way = ways["ray" if ray else "jobs" if jobs > 1 else "alone"]
-    for done, (task, error) in enumerate(way(tasks), 1):
-        seed = task.settings.recipe.seed
-        which = f"seed {seed}" if task.repeat == seed else f"repetition {task.repeat}"
-        print(f"[{done}/{len(tasks)}] {task.label} {which}: {error or 'done'}", flush=True)
+    for done, (one, error) in enumerate(way(planned), 1):
+        seed = one.settings.recipe.seed
+        which = f"seed {seed}" if one.repeat == seed else f"repetition {one.repeat}"
+        print(f"[{done}/{len(planned)}] {one.label} {which}: {error or 'done'}", flush=True)
         if error:
-            failed.append(task)
-    finished = [task for task in tasks if task not in failed]
+            failed.append(one)
+    finished = [one for one in planned if one not in failed]
     if finished:
         print(f"report: {report(finished, folder, baseline, flatness)}")
     return 1 if failed else 0
 
 
-def one(settings: Mapping[str, Any], folder: str) -> str | None:
+def do_run(settings: Mapping[str, Any], folder: str) -> str | None:
     """One run in whatever process; returns what went wrong, or None. A run that is done is not done again."""
     place, wanted = Path(folder), Settings.from_dict(settings)
     try:
@@ -160,48 +161,48 @@ def one(settings: Mapping[str, Any], folder: str) -> str | None:
     return None
 
 
-def report(tasks: Sequence[Task], folder: Path, baseline: str | None, flatness: int = 0) -> Path:
+def report(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int = 0) -> Path:
     """One page about all runs."""
     from covey.report import write
 
-    runs = [run.result(task.folder, task.label, task.repeat) for task in tasks]
+    runs = [run.result(one.folder, one.label, one.repeat) for one in planned]
     if flatness:
         runs = [
-            replace(each, landscape={"flatness": _flatness(task, flatness)})
-            for each, task in zip(runs, tasks, strict=True)
+            replace(each, landscape={"flatness": _flatness(one, flatness)})
+            for each, one in zip(runs, planned, strict=True)
         ]
     return write(runs, folder, baseline=baseline)
 
 
-def _flatness(task: Task, samples: int) -> dict[str, list[float]]:
+def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
     """The rise of the loss under noise on the weights of a run's first member."""
     from covey.scores.landscape import flatness
 
-    data = task.settings.dataset.load()
+    data = one.settings.dataset.load()
     inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
-    return flatness(run.read_ensemble(task.folder).member(0), inputs, labels)
+    return flatness(run.read_ensemble(one.folder).member(0), inputs, labels)
 
 
-def _one_by_one(tasks: Iterable[Task]) -> Iterator[tuple[Task, str | None]]:
-    for task in tasks:
-        yield task, one(task.settings.to_dict(), str(task.folder))
+def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:
+    for one in planned:
+        yield one, do_run(one.settings.to_dict(), str(one.folder))
 
 
-def _in_processes(tasks: Iterable[Task], jobs: int) -> Iterator[tuple[Task, str | None]]:
+def _in_processes(planned: Iterable[PlannedRun], jobs: int) -> Iterator[tuple[PlannedRun, str | None]]:
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(one, _quiet(task), str(task.folder)): task for task in tasks}
+        waiting = {pool.submit(do_run, _quiet(one), str(one.folder)): one for one in planned}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
 
-def _on_ray(tasks: Iterable[Task]) -> Iterator[tuple[Task, str | None]]:
+def _on_ray(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:
     try:
-        import ray
+        ray = load("ray")
     except ImportError as error:
         raise OptionError("--ray needs the package ray; pip install covey[ray].") from error
     ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
-    remote = ray.remote(max_retries=2)(one)
-    waiting = {remote.remote(_quiet(task), str(task.folder.resolve())): task for task in tasks}
+    remote = ray.remote(max_retries=2)(do_run)
+    waiting = {remote.remote(_quiet(one), str(one.folder.resolve())): one for one in planned}
     left = list(waiting)
     try:
         while left:
@@ -211,9 +212,9 @@ def _on_ray(tasks: Iterable[Task]) -> Iterator[tuple[Task, str | None]]:
         ray.shutdown()
 
 
-def _quiet(task: Task) -> dict[str, Any]:
-    machine = replace(task.settings.machine, progress=False)
-    return replace(task.settings, machine=machine).to_dict()
+def _quiet(one: PlannedRun) -> dict[str, Any]:
+    machine = replace(one.settings.machine, progress=False)
+    return replace(one.settings, machine=machine).to_dict()
 
 
 def _variations(given: Sequence[str]) -> list[dict[str, Any]]:
@@ -237,7 +238,7 @@ def _apply(settings: Settings, given: Mapping[str, Any], order: Sequence[str]) -
             head, _, leaf = own.partition(".")
             if hasattr(present, head):
                 settings = replace(
-                    settings, **{part: fill(present, {head: {leaf: value} if leaf else value}, part)}
+                    settings, **{part: updated(present, {head: {leaf: value} if leaf else value}, part)}
                 )
                 break
         else:

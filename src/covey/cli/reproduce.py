@@ -15,7 +15,7 @@ from tyro.conf import Positional
 
 from covey import zoo
 from covey.cli import recipes
-from covey.cli.compare import execute, from_recipe, plan
+from covey.cli.compare import execute, from_recipe, planned_runs
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
 from covey.cli.settings import Settings
@@ -86,7 +86,9 @@ def reproduce(args: Sequence[str]) -> int:
     )
     if "reports" in file.about:
         print(f"the paper reports: {file.about['reports']}")
-    return execute(plan(base, flags), Path(flags.folder), jobs=own.jobs, ray=own.ray, flatness=flags.flatness)
+    return execute(
+        planned_runs(base, flags), Path(flags.folder), jobs=own.jobs, ray=own.ray, flatness=flags.flatness
+    )
 
 
 def listing(root: str | None) -> str:
@@ -121,8 +123,8 @@ def hours(file: RecipeFile, scale: str, speed: float) -> float | None:
         return None
     flags, base = from_recipe(file, scale)
     total = 0.0
-    for task in plan(base, flags):
-        seconds = _seconds(task.settings, speed)
+    for one in planned_runs(base, flags):
+        seconds = _seconds(one.settings, speed)
         if seconds is None:
             return None
         total += seconds

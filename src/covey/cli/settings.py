@@ -143,22 +143,24 @@ class Settings:
             raise OptionError(f"unknown setting {unknown[0]!r}{suggest(unknown[0], known)}.")
         return Settings(
             method=method,
-            options=fill(registry.lookup(method)(), _renamed(method, stored.get("options", {})), "options"),
-            dataset=fill(Dataset(), stored.get("dataset", {}), "dataset"),
-            network=fill(Network(), stored.get("network", {}), "network"),
-            recipe=fill(Recipe(), stored.get("recipe", {}), "recipe"),
-            machine=fill(Machine(), stored.get("machine", {}), "machine"),
+            options=updated(
+                registry.lookup(method)(), _renamed(method, stored.get("options", {})), "options"
+            ),
+            dataset=updated(Dataset(), stored.get("dataset", {}), "dataset"),
+            network=updated(Network(), stored.get("network", {}), "network"),
+            recipe=updated(Recipe(), stored.get("recipe", {}), "recipe"),
+            machine=updated(Machine(), stored.get("machine", {}), "machine"),
         )
 
     def scaled(self, small: Mapping[str, Any]) -> Settings:
         """The same at the size that a recipe file's [small] table says: fewer epochs and samples, a smaller network."""
         recipe = self.recipe.scaled(small.get("epochs", self.recipe.epochs) / self.recipe.epochs)
-        network = fill(
+        network = updated(
             self.network, {k: small[k] for k in ("network", "network_option") if k in small}, "small"
         )
         dataset = replace(self.dataset, **{k: small[k] for k in ("data", "samples") if k in small})
-        options = fill(self.options, small.get("options", {}), "small.options")
-        recipe = fill(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")
+        options = updated(self.options, small.get("options", {}), "small.options")
+        recipe = updated(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")
         return replace(self, recipe=recipe, network=network, dataset=dataset, options=options)
 
 
@@ -189,7 +191,7 @@ def _renamed(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     return kind.renamed(options) if issubclass(kind, Method) else options
 
 
-def fill(default: Any, given: Mapping[str, Any], where: str) -> Any:
+def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
     """A dataclass with some fields replaced by values from a file, which are checked against its types."""
     known = {f.name: f for f in fields(default)}
     hints = get_type_hints(type(default))
@@ -199,7 +201,7 @@ def fill(default: Any, given: Mapping[str, Any], where: str) -> Any:
             raise OptionError(f"{where} has no setting {key!r}{suggest(key, known)}.")
         present = getattr(default, key)
         if is_dataclass(present) and isinstance(value, Mapping):
-            values[key] = fill(present, value, f"{where}.{key}")
+            values[key] = updated(present, value, f"{where}.{key}")
             continue
         if isinstance(value, str) and get_origin(hints[key]) is tuple:
             value = [value]

@@ -11,6 +11,7 @@ from covey.data.container import Split, Task
 from covey.data.npy import read_npz
 from covey.data.raw import Raw, class_numbers
 from covey.errors import DataError
+from covey.extras import load
 
 _NAMES = {"train": ("_train", ""), "validation": ("_val", "_validation"), "test": ("_test",)}
 
@@ -37,7 +38,7 @@ def read_arrays(path: Path, task: Task | None) -> Raw:
     pieces = targets.split(sizes)
     first = next(iter(found.values()))[0]
     if first.ndim == 2:
-        import pandas
+        pandas = load("pandas")
 
         frame = pandas.DataFrame(np.concatenate([x for x, _ in found.values()]).astype(np.float64))
         frame.columns = [f"x{k}" for k in range(first.shape[1])]

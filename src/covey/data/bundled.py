@@ -7,11 +7,12 @@ import torch
 
 from covey.data.container import Split
 from covey.data.raw import Raw
+from covey.extras import load
 
 
 def read_digits() -> Raw:
     """1,797 handwritten digits of 8 x 8 pixels; the 17 grey levels are spread over 0 to 255."""
-    from sklearn.datasets import load_digits
+    load_digits = load("sklearn.datasets").load_digits
 
     bunch = load_digits()
     images = torch.from_numpy(np.round(bunch.images * (255 / 16)).astype(np.uint8))[:, None]
@@ -22,7 +23,7 @@ def read_digits() -> Raw:
 
 def read_bundled_table(name: str) -> Raw:
     """One of scikit-learn's tables: breast_cancer, wine or diabetes."""
-    from sklearn import datasets
+    datasets = load("sklearn.datasets")
 
     loader = {
         "breast_cancer": datasets.load_breast_cancer,

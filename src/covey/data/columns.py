@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.errors import DataError, suggest
+from covey.extras import load
 
 if TYPE_CHECKING:
     import pandas
@@ -92,7 +93,7 @@ def encode(frame: pandas.DataFrame, columns: list[Spec], where: str) -> Tensor:
 
 def is_number(column: pandas.Series) -> bool:
     """Whether a column holds numbers or truths."""
-    import pandas
+    pandas = load("pandas")
 
     return pandas.api.types.is_numeric_dtype(column) and not isinstance(column.dtype, pandas.CategoricalDtype)
 
@@ -144,7 +145,7 @@ def _numbers(column: pandas.Series) -> np.ndarray:
 
 
 def _is_time(column: pandas.Series) -> bool:
-    import pandas
+    pandas = load("pandas")
 
     return bool(pandas.api.types.is_datetime64_any_dtype(column))
 
@@ -175,7 +176,7 @@ def _date_formats(column: pandas.Series) -> list[str]:
 
 def _days(column: pandas.Series, form: str) -> np.ndarray:
     """Dates as days since 1970, missing ones as NaN. Numbers are taken to be days already."""
-    import pandas
+    pandas = load("pandas")
 
     if is_number(column):
         return _numbers(column)

@@ -22,6 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from covey.errors import DataError
+from covey.extras import load
 
 WINDOW, LEAST = 60.0, 64 * 1024
 """A server that sends fewer than LEAST bytes in WINDOW seconds is given up."""
@@ -104,7 +105,7 @@ def fetch(remote: Remote, root: Path, progress: bool | None = None) -> None:
 
 def _try(url: str, file: Path, checksum: str | None, progress: bool) -> str | None:
     """Download one URL; None if it is what it should be, else what is wrong."""
-    import pooch
+    pooch = load("pooch")
 
     failure = _download(url, file, progress)
     if failure is not None:

@@ -15,6 +15,7 @@ from covey.data.columns import encode
 from covey.data.container import Normalisation
 from covey.data.npy import read_npy, read_npz
 from covey.errors import DataError
+from covey.extras import load
 from covey.files import is_ordinary
 
 
@@ -85,7 +86,7 @@ def _array(path: Path, record: dict[str, Any]) -> Tensor:
         raise DataError(
             f"{path} has shape {x.shape}; the network was trained on inputs of {tuple(record['shape'])}"
         )
-    import pandas
+    pandas = load("pandas")
 
     names = [column["name"] for column in record["columns"]]
     if x.shape[1] != len(names):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from covey.extras import load
+
 
 def _signed(value: int) -> int:
     """The int64 that has the same bits as this unsigned 64-bit number."""
@@ -71,7 +73,7 @@ def beta(samples: Tensor, keys: Sequence[int | Tensor], alpha: float, count: int
     u = uniform(samples, keys, count)
     if alpha == 1:
         return u
-    from scipy.special import betaincinv
+    betaincinv = load("scipy.special").betaincinv
 
     return torch.from_numpy(betaincinv(alpha, alpha, u.cpu().numpy())).to(u.device)
 

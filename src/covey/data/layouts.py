@@ -16,6 +16,7 @@ from covey.data.npy import map_npy
 from covey.data.pictures import read_images
 from covey.data.raw import Raw
 from covey.errors import DataError
+from covey.extras import load
 
 Parts = Sequence[str]  # which of "train" and "test" to read
 _CORRUPTIONS = (
@@ -108,7 +109,7 @@ def read_cifar(
 
 def read_svhn(root: Path, parts: Parts) -> Raw:
     """SVHN's cropped digits: MATLAB files with X (32, 32, 3, N) and y (N, 1), where 10 stands for 0."""
-    from scipy.io import loadmat
+    loadmat = load("scipy.io").loadmat
 
     found = {}
     for part in parts:
@@ -175,7 +176,7 @@ def _array(path: Path) -> np.ndarray:
 
 def read_uci(root: Path, name: str, split: int) -> Raw:
     """A UCI regression set with one of its standard splits (Hernandez-Lobato and Adams, 2015)."""
-    import pandas
+    pandas = load("pandas")
 
     folder = root / "UCI_Datasets" / name / "data"
     splits = len(list(folder.glob("index_train_*.txt")))

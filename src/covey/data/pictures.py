@@ -14,6 +14,7 @@ from torch import Tensor
 from covey.data.container import Split
 from covey.data.raw import Raw
 from covey.errors import DataError
+from covey.extras import load
 from covey.files import is_ordinary
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
@@ -94,12 +95,12 @@ def _check_alike(paths: Sequence[Path], arrays: Sequence[np.ndarray]) -> None:
 
 def _try(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.ndarray | str:
     """One image, (C, H, W) uint8, or what is wrong with it."""
-    from PIL import Image, ImageOps
+    pil, operations = load("PIL.Image"), load("PIL.ImageOps")
 
     try:
         if not is_ordinary(path):
             raise ValueError("it is no ordinary file")
-        with Image.open(path, formats=_FORMATS) as image:
+        with pil.open(path, formats=_FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(
                     f"it has {image.width:,} x {image.height:,} pixels, and at most {MOST_PIXELS:,} are read"
@@ -109,7 +110,7 @@ def _try(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.n
             grey = image.mode in ("1", "L", "LA")
             picture = image.convert(_MODES[channels or (1 if grey else 3)])
             if size is not None and picture.size != size[::-1]:
-                picture = ImageOps.fit(picture, (size[1], size[0]), Image.Resampling.BILINEAR)
+                picture = operations.fit(picture, (size[1], size[0]), pil.Resampling.BILINEAR)
     except Exception as error:  # decoders meet damaged content with errors of any kind
         return str(error) or type(error).__name__
     pixels = np.asarray(picture)

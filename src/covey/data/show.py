@@ -12,6 +12,7 @@ from torch import Tensor
 from covey.data.catalogue import KNOWN
 from covey.data.container import Data, Split
 from covey.errors import DataError
+from covey.extras import load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +91,7 @@ def _balance(data: Data, parts: dict[str, Split]) -> list[str]:
 
 def contact_sheet(data: Data, path: str | Path) -> Path:
     """Write a PNG that shows samples of each class and out-of-distribution set, or columns, or text."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    backend = load("matplotlib.backends.backend_agg")
 
     path = Path(path)
     if path.suffix.lower() != ".png":
@@ -102,7 +103,7 @@ def contact_sheet(data: Data, path: str | Path) -> Path:
         figure = _text_sheet(split)
     else:
         figure = _table_sheet(data, split)
-    FigureCanvasAgg(figure)
+    backend.FigureCanvasAgg(figure)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight")
@@ -112,7 +113,7 @@ def contact_sheet(data: Data, path: str | Path) -> Path:
 
 
 def _image_sheet(data: Data, split: Split) -> Figure:
-    from matplotlib.figure import Figure
+    figures = load("matplotlib.figure")
 
     rows: dict[str, Tensor] = {}
     if data.task == "classification":
@@ -130,7 +131,7 @@ def _image_sheet(data: Data, split: Split) -> Figure:
             top, left = n * (height + gap), m * (width + gap)
             whole[:, top : top + height, left : left + width] = image
     inches = 9 * whole.shape[1] / whole.shape[2]
-    figure = Figure(figsize=(11, inches + 0.8), layout="constrained")
+    figure = figures.Figure(figsize=(11, inches + 0.8), layout="constrained")
     axes = figure.subplots()
     axes.imshow(
         whole.permute(1, 2, 0).expand(-1, -1, 3 if channels == 1 else channels)[..., :3].numpy(),
@@ -157,14 +158,14 @@ def _unit(images: Tensor) -> Tensor:
 
 def _table_sheet(data: Data, split: Split) -> Figure:
     """A histogram of each column, as the network sees it, and of the target."""
-    from matplotlib.figure import Figure
+    figures = load("matplotlib.figure")
 
     names = [f"x{k}" for k in range(data.shape[0])]
     if len(data.record.get("columns", [])) == len(names):
         names = [column["name"] for column in data.record["columns"]]
     panels = [*zip(names[:35], split.inputs.T[:35], strict=False), ("target", split.targets)]
     rows = -(-len(panels) // 6)
-    figure = Figure(figsize=(14, 1.9 * rows))
+    figure = figures.Figure(figsize=(14, 1.9 * rows))
     figure.subplots_adjust(hspace=0.6, top=0.85)
     for axes, panel in zip(
         figure.subplots(rows, 6, squeeze=False).flat, [*panels, *[None] * 6], strict=False
@@ -184,10 +185,10 @@ def _table_sheet(data: Data, split: Split) -> Figure:
 
 
 def _text_sheet(split: Split) -> Figure:
-    from matplotlib.figure import Figure
+    figures = load("matplotlib.figure")
 
     lines = [bytes(window[:128].tolist()).decode("utf-8", "replace") for window in split.inputs[:24]]
     printable = ("".join(c if c.isprintable() and c.isascii() else "·" for c in line) for line in lines)
-    figure = Figure(figsize=(11, 6))
+    figure = figures.Figure(figsize=(11, 6))
     figure.text(0, 1, "\n".join(printable), family="monospace", fontsize=7, va="top", parse_math=False)
     return figure

@@ -14,6 +14,7 @@ from covey.data.columns import is_number
 from covey.data.container import Split, Task
 from covey.data.raw import Raw, class_numbers
 from covey.errors import DataError, suggest
+from covey.extras import load
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +26,7 @@ _DECIMAL_COMMA = r"\s*[+-]?\d+(,\d+)?\s*"
 
 def read_frame(path: Path) -> pandas.DataFrame:
     """A CSV, TSV or Parquet file as a table."""
-    import pandas
+    pandas = load("pandas")
 
     try:
         if path.suffix in (".parquet", ".pq"):
@@ -42,7 +43,7 @@ def read_frame(path: Path) -> pandas.DataFrame:
 
 def _read_text(path: Path) -> pandas.DataFrame:
     """A text file of columns, whatever separates them."""
-    import pandas
+    pandas = load("pandas")
 
     separator = "\t" if path.suffix == ".tsv" else _separator(path)
     frame = pandas.read_csv(path, sep=separator)

@@ -38,6 +38,8 @@ class MCDropout(Method):
         after: paths of modules to put a dropout layer behind, for a network that has none.
     """
 
+    own_batches = True  # other minibatches for other draws would only be more minibatches
+
     members: int = 10
     p: float | None = None
     after: tuple[str, ...] = ()

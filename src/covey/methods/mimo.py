@@ -68,6 +68,7 @@ class MIMO(Method):
         stem = [name for name in body.stem if axes(body.network, name) is not None]
         for part, names in (("stem", stem), ("head", body.head)):
             _check_layer(body.network, part, names)
+            _check_trainable(body, part, names)
         both = sorted({*stem} & {*body.head})
         if both:
             raise ConversionError(f"the first layer and the head share {both}: MIMO needs two layers.")
@@ -289,6 +290,15 @@ def _joined(leaf: Any, copied: bool) -> Any:
         return leaf
     flat = leaf.flatten(0, 1)
     return flat.clone() if copied else flat
+
+
+def _check_trainable(body: Anatomy, part: str, names: Sequence[str]) -> None:
+    for name, tensor in body.values(names).items():
+        if not tensor.requires_grad:
+            raise ConversionError(
+                f"MIMO gives every member a {part} of its own to train, and {name!r} is frozen. Unfreeze it, or take "
+                "another method."
+            )
 
 
 def _check_layer(network: nn.Module, part: str, names: Sequence[str]) -> None:

@@ -80,6 +80,12 @@ class Packed(Method):
         if self.narrow is not None:
             self._check_given(body)
             return self._layout(body, self.narrow, {"edits": _GIVEN}, {}, how_fresh(self.narrow))
+        frozen = [name for name, tensor in body.network.named_parameters() if not tensor.requires_grad]
+        if self.init == "slice" and frozen:
+            raise ConversionError(
+                f"Packed(init='slice') cuts other channels out for each member, and {frozen[0]!r} is frozen, which all "
+                "members would share. Unfreeze it first, or take init='fresh'."
+            )
         found = self._narrowed(body)
         facts: dict[str, Any] = {"edits": found.edits}
         if self.init == "slice":

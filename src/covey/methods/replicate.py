@@ -19,7 +19,7 @@ from torch import nn
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.layout import Layout
-from covey.method import Method, Share
+from covey.method import Method
 from covey.networks.anatomy import Anatomy
 from covey.networks.initial import fresh, how_fresh
 from covey.networks.layers import Where
@@ -121,10 +121,6 @@ class Replicate(Method):
     def allows_equal_members(self) -> bool:
         """With nothing chosen, members are a control that only adds up gradients."""
         return self.where == ()
-
-    def share_out(self, layout: Layout, samples: int, generator: torch.Generator | None = None) -> Share:
-        """All members see the minibatch; where they share everything, one stands for all."""
-        return Share(tuple(range(self.members)) if layout.tensors["replicated"] else (0,))
 
     @property
     def late_start(self) -> Literal["widen", "convert"]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
-from covey.errors import ConversionError
+from covey.errors import ConversionError, OptionError
 from covey.layout import Layout
 from covey.method import Method, Share
 from covey.networks.anatomy import Anatomy
@@ -115,6 +115,13 @@ class Slimmable(Method):
     def refreshes_statistics(self) -> bool:
         """Where widths share norms, no step has kept each width's statistics up to date."""
         return self.norms == "shared"
+
+    @property
+    def late_start(self) -> Literal["widen", "convert"]:
+        """Widths are trained together from the start."""
+        raise OptionError(
+            "Slimmable takes networks of several widths, so there is no one network to start late from."
+        )
 
     def full_gradient(self) -> Self:
         """With gamma 1."""

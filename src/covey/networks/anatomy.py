@@ -195,12 +195,24 @@ def _probe(
                 f"the network rejects the example, whose shapes are {shapes}. "
                 f"It says: {type(error).__name__}: {error}"
             ) from error
+        _check_nothing_made(network, twin)
         found.append(traced)
         # state is what is written to, whether or not its value came out different this time
         after = dict(twin.named_buffers())
         state |= {name for name, tensor in after.items() if before.get(name) is not tensor}
         state |= traced.written & after.keys()
     return found[0], frozenset(state), any(traced.writes_inputs for traced in found)
+
+
+def _check_nothing_made(network: nn.Module, after: nn.Module) -> None:
+    """Refuse a network that makes parameters or layers while it runs: an ensemble could not know them."""
+    before = {name for name, _ in [*network.named_parameters(), *network.named_modules()]}
+    for name, _ in [*after.named_parameters(), *after.named_modules()]:
+        if name not in before:
+            raise ConversionError(
+                f"the network makes {name!r} in its forward pass. Call it once on an input before converting it, so "
+                "that all its layers are there."
+            )
 
 
 def _copied(leaf: Any) -> Any:

@@ -1,21 +1,32 @@
 """What a forward pass leaves behind in Python: cached tensors, stored activations, counters.
 
 All members of an ensemble run in one hollow network. A network that keeps a tensor in an attribute, or in a dict or
-list of its own, would hand one member's tensor to the next. So every member starts from the same Python state, and
-afterwards tensors are dropped; plain values (a step counter) are kept as the last member left them.
+list of its own, would hand one member's tensor to the next. So every member starts from the same Python state. After
+the last one, a module that was left a tensor is put back as it was; plain values of other modules (a step counter)
+stay as the last member left them, as in a network of one's own.
+
+What is not seen: caches outside the modules (`functools.lru_cache`, globals), and tensors that are changed in place
+without being parameters or buffers.
 """
 
 from __future__ import annotations
 
+import numbers
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-_PLAIN = (int, float, bool, str, bytes, complex, type(None))
+_CONTAINERS = (dict, list, set, deque)
 _DEPTH = 4  # of containers inside containers
+_LARGE = 256  # entries; of a larger container only what was added is taken out again
+_STANDARD = frozenset(nn.Module().__dict__) - {
+    "_buffers",
+    "_modules",
+}  # every module has these for torch's own use
 
 
 @contextmanager
@@ -24,95 +35,133 @@ def nothing_left_behind(networks: Sequence[nn.Module]) -> Iterator[Callable[[], 
 
     >>> class Caches(nn.Module):
     ...     def forward(self, x):
-    ...         self.calls = getattr(self, "calls", 0) + 1
     ...         self.seen = x
     ...         return x
     >>> network = Caches()
     >>> with nothing_left_behind([network]):
     ...     _ = network(torch.ones(1))
-    >>> network.calls, hasattr(network, "seen")
-    (1, False)
+    >>> hasattr(network, "seen")
+    False
     """
     if torch.compiler.is_compiling():  # a compiled graph holds no Python state
         yield lambda: None
         return
-    state = _PythonState(networks)
+    holders = []
+    for network in networks:
+        for module in network.modules():
+            holders.append(_Holder(module))
     try:
-        yield state.restore
+        yield lambda: _restore(holders, keep_plain=False)
     finally:
-        state.restore(keep_plain=True)
+        _restore(holders, keep_plain=True)
 
 
-class _PythonState:
-    """Attributes of modules, and the contents of their dicts, lists and sets, as they are now."""
+def _restore(holders: Sequence[_Holder], *, keep_plain: bool) -> None:
+    for holder in holders:
+        holder.restore(keep_plain)
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
-        self.attributes: list[tuple[nn.Module, dict[str, Any]]] = []
-        self.containers: list[tuple[Any, Any]] = []
-        for network in networks:
-            for module in network.modules():
-                if not _is_torch_s_own(module):
-                    self._remember(module)
 
-    def restore(self, keep_plain: bool = False) -> None:
-        """Put everything back, but for new plain values of attributes if asked."""
-        for module, before in self.attributes:
-            now = module.__dict__
-            if len(now) != len(before) or any(now.get(key) is not value for key, value in before.items()):
-                _put_back(now, before, keep_plain)
-        for container, before in self.containers:
-            if not _same_contents(container, before):
-                _refill(container, before)
+class _Holder:
+    """A module, its attributes, and the contents of its containers, as they are now."""
 
-    def _remember(self, module: nn.Module) -> None:
-        self.attributes.append((module, dict(module.__dict__)))
-        for key, value in module.__dict__.items():
-            if not _is_module_s_own(key):
-                self._remember_contents(value, _DEPTH)
+    def __init__(self, module: nn.Module) -> None:
+        self.attributes = module.__dict__
+        self.size = len(self.attributes)
+        self.before: dict[str, Any] = {}
+        self.contents: list[_Contents] = []
+        for key, value in self.attributes.items():
+            if key not in _STANDARD:
+                self.before[key] = value
+                self._look_into(value, _DEPTH)
 
-    def _remember_contents(self, value: Any, depth: int) -> None:
-        if type(value) not in (dict, list, set) or depth == 0:
+    def restore(self, keep_plain: bool) -> None:
+        """Put everything back; or, where no tensor was left in the module, nothing, if plain values are to be kept."""
+        added = len(self.attributes) != self.size
+        changed = added or any(self.attributes.get(key) is not value for key, value in self.before.items())
+        moved = [contents for contents in self.contents if contents.changed()]
+        if not changed and not moved:
             return
-        self.containers.append((value, value.copy()))
-        for inner in value.values() if isinstance(value, dict) else value:
-            self._remember_contents(inner, depth - 1)
+        if keep_plain and not self._left_tensors(moved):
+            return
+        for contents in moved:
+            contents.restore()
+        if changed:
+            self._restore_attributes()
+
+    def _look_into(self, value: Any, depth: int) -> None:
+        if depth == 0 or isinstance(value, nn.Module | Tensor | str):
+            return
+        if isinstance(value, _CONTAINERS):
+            self.contents.append(_Contents(value))
+            if len(value) <= _LARGE:
+                for inner in list(value.values()) if isinstance(value, dict) else list(value):
+                    self._look_into(inner, depth - 1)
+        elif isinstance(value, tuple):
+            for inner in value:
+                self._look_into(inner, depth - 1)
+        elif _is_plain_object(value):
+            self.contents.append(_Contents(value.__dict__))
+
+    def _left_tensors(self, moved: Sequence[_Contents]) -> bool:
+        new = [
+            v for key, v in self.attributes.items() if key not in _STANDARD and v is not self.before.get(key)
+        ]
+        return not all(map(_is_plain, new)) or any(not contents.is_plain() for contents in moved)
+
+    def _restore_attributes(self) -> None:
+        for key in [key for key in self.attributes if key not in _STANDARD and key not in self.before]:
+            del self.attributes[key]
+        self.attributes.update(self.before)
 
 
-def _is_torch_s_own(module: nn.Module) -> bool:
-    """Whether it is one of torch's layers, whose forward passes keep nothing in Python."""
-    return type(module).__module__.startswith("torch.nn.modules.")
+class _Contents:
+    """What is in a dict, list, set or deque."""
 
+    def __init__(self, container: Any) -> None:
+        self.container, self.size = container, len(container)
+        self.before = container.copy() if self.size <= _LARGE else None
 
-def _is_module_s_own(key: str) -> bool:
-    """Whether an attribute is one of those that every module has for torch's use."""
-    return key in ("_parameters", "_buffers", "_modules") or key.endswith("_hooks")
+    def changed(self) -> bool:
+        """Whether it holds other objects now."""
+        now, before = self.container, self.before
+        if len(now) != self.size:
+            return True
+        if before is None:
+            return False
+        if isinstance(now, dict):
+            return any(key not in now or now[key] is not value for key, value in before.items())
+        if isinstance(now, set):
+            return now != before
+        return any(a is not b for a, b in zip(now, before, strict=True))
 
+    def is_plain(self) -> bool:
+        """Whether everything in it is plain."""
+        return all(
+            map(_is_plain, self.container.values() if isinstance(self.container, dict) else self.container)
+        )
 
-def _put_back(now: dict[str, Any], before: dict[str, Any], keep_plain: bool) -> None:
-    for key in [key for key in now if now[key] is not before.get(key, now)]:
-        if keep_plain and isinstance(now[key], _PLAIN):
-            continue
-        if key in before:
-            now[key] = before[key]
+    def restore(self) -> None:
+        """Put back what was in it."""
+        if self.before is None:
+            while len(self.container) > self.size:  # dicts and lists keep what is new at their end
+                self.container.popitem() if isinstance(self.container, dict) else self.container.pop()
+            return
+        self.container.clear()
+        if isinstance(self.container, list | deque):
+            self.container.extend(self.before)
         else:
-            del now[key]
-    for key in before:
-        now.setdefault(key, before[key])
+            self.container.update(self.before)
 
 
-def _same_contents(container: Any, before: Any) -> bool:
-    if len(container) != len(before):
-        return False
-    if isinstance(container, dict):
-        return all(key in container and container[key] is value for key, value in before.items())
-    if isinstance(container, list):
-        return all(a is b for a, b in zip(container, before, strict=True))
-    return container == before
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a word or the like, and so holds no tensor."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(
+        value, numbers.Number | str | bytes | bool | torch.dtype | torch.device
+    )
 
 
-def _refill(container: Any, before: Any) -> None:
-    container.clear()
-    if isinstance(container, list):
-        container.extend(before)
-    else:
-        container.update(before)
+def _is_plain_object(value: Any) -> bool:
+    """Whether a value is an object of some class that holds attributes, and no function or class itself."""
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type)

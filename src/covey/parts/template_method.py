@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
 from covey.ensemble import Ensemble
+from covey.errors import OptionError
 from covey.layout import Layout
 from covey.method import Method
 from covey.networks.anatomy import Anatomy
@@ -142,6 +143,16 @@ class TemplateMethod(Method):
                 if name not in each:
                     total += tensor.numel() * (self.members if name in layout.tensors["own"] else 1)
         return total
+
+    @property
+    def late_start(self) -> Literal["widen", "convert"]:
+        """One member is widened, if what is shared does not depend on the number of members."""
+        if self.budget is not None:
+            raise OptionError(
+                f"{type(self).__name__} shares a budget out among its members, so an ensemble of one cannot be "
+                "widened. Hypernetwork(budget=None) can be started late."
+            )
+        return "widen"
 
     @property
     def collapses(self) -> bool:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey import registry
 from covey.errors import StoreError, TrainingError
 from covey.files import whole
 from covey.tensor_files import read_tensors, write_tensors
@@ -83,7 +82,7 @@ def save(job: Job, state: State) -> Path | None:
         "layout": state.ensemble.layout.to_dict(),
         "optimizer": _plain_state(state),
         "precision": job.fabric.strategy.precision.state_dict(),
-        "settings": settings(job, state),
+        "settings": settings(job),
     }
     folder = folder_of(job.folder)
     try:
@@ -137,12 +136,12 @@ def restore(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Te
     job.fabric.strategy.precision.load_state_dict(about["precision"])
 
 
-def settings(job: Job, state: State) -> dict[str, Any]:
+def settings(job: Job) -> dict[str, Any]:
     """What a resumed run must have in common with the one before, as JSON holds it."""
     recipe = asdict(job.recipe)
     recipe.pop("checkpoint")
     record = {key: job.data.record.get(key) for key in ("source", "indices_sha256")}
-    found = {"recipe": recipe, **registry.described(state.ensemble.method), "data": record}
+    found = {"recipe": recipe, "method": job.way, "data": record}
     return json.loads(json.dumps(found, default=str))
 
 

@@ -174,6 +174,7 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
         _log.info("no checkpoint in %s, so the run starts from the beginning", job.folder)
         return None, None
     path, about, tensors = found
+    checkpoint.check_settings(path, about["settings"], checkpoint.settings(job))
     ensemble: nn.Module | Sequence[nn.Module] = network
     for phase in job.phases[: about["phase"] + 1]:
         if not phase.in_place:
@@ -185,7 +186,6 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
     ensemble = _placed(job, ensemble)
     optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe)
     state = State(ensemble, optimizer, phase=about["phase"])
-    checkpoint.check_settings(path, about["settings"], checkpoint.settings(job, state))
     checkpoint.restore(job, state, about, tensors)
     _log.info("resumed from %s, after %d minibatches", path, state.consumed)
     return state, path

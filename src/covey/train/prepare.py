@@ -120,6 +120,7 @@ def make_job(
         stream=Stream(len(data.train), recipe.batch, recipe.seed),
         phases=phases,
         loss=_loss(given[0], data, recipe),
+        way=repr(way),
         folder=None if folder is None else Path(folder),
     )
 

@@ -76,6 +76,7 @@ class Job:
     stream: Stream
     phases: tuple[Phase, ...]
     loss: LossName
+    way: str = ""  # the method or way of training, in words, which a resumed run must have in common
     folder: Path | None = None
 
     @property

@@ -66,6 +66,7 @@ class Late(Training):
             raise OptionError(
                 f"late(method) takes a method with options, such as NormEnsemble(members=10); got {self.method!r}."
             )
+        super().__post_init__()
         object.__setattr__(self, "_made", made)
         _ = made.late_start  # says why where it cannot be started late
         check_least("noise", self.noise, 0)
@@ -84,7 +85,9 @@ class Late(Training):
                 f"the ensemble would start at epoch {begin}, and training ends at {recipe.epochs}; start it earlier."
             )
         result = _collapsed if self.collapse else None
-        if self._made.members == 1:  # the network that is trained anyway: nothing is redrawn, nothing changes
+        if self._stays_single(
+            recipe
+        ):  # the network that is trained anyway: nothing is redrawn, nothing changes
             return [Phase(build=self._alone, end=recipe.epochs, plan="same", answer=result, finish=result)]
         together = Phase(
             build=self._at_once if begin == 0 else self._started,
@@ -99,7 +102,13 @@ class Late(Training):
 
     def result(self, recipe: Recipe) -> Method:
         """One network if it is collapsed, else the method's members."""
-        return Replicate(members=1) if self.collapse else self._after()
+        if self.collapse:
+            return Replicate(members=1)
+        return self._made.before_late_start() if self._stays_single(recipe) else self._after()
+
+    def _stays_single(self, recipe: Recipe) -> bool:
+        """Whether the one member is trained from the start anyway, so that there is no late phase."""
+        return self._made.members == 1 and self._made.late_start == "widen"
 
     def _alone(self, network: nn.Module, job: Job) -> Ensemble:
         if self._made.late_start == "convert":
