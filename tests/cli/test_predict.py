@@ -96,7 +96,8 @@ def test_arrays_that_are_no_inputs(predict, array, words):
 def test_numbers_that_are_not_finite(predict):
     x = images(9)
     x[4, 1, 1] = np.nan
-    refused(predict(x), "missing or infinite values")
+    refused(predict(x), "missing (NaN), infinite or too large values")
+    refused(predict(np.full((2, 8, 8), 1e300)), "missing (NaN), infinite or too large values")
 
 
 def test_predictions_that_are_not_finite_name_their_inputs_over_all_batches(predict, tmp_path):

@@ -316,7 +316,10 @@ def test_arrays_of_columns(tmp_path):
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"x is \(3, 2\) and y is \(4,\)"),
         ({"x": np.zeros((9, 2, 2, 2, 2)), "y": np.arange(9) % 2}, r"expected \(N, D\), \(N, H, W\) or"),
         ({"x": np.zeros((3, 2)), "y": np.array([{}, {}, {}])}, "not an .npz file of plain arrays"),
-        ({"x": np.full((9, 4, 4), np.nan), "y": np.arange(9) % 2}, "missing or infinite values"),
+        (
+            {"x": np.full((9, 4, 4), np.nan), "y": np.arange(9) % 2},
+            "missing .NaN., infinite or too large values",
+        ),
         (
             {
                 "x_train": np.zeros((3, 2)),

@@ -86,6 +86,9 @@ def test_dates_that_can_be_read_in_two_ways_are_noted(tmp_path):
 
 def test_missing_dates_and_times_of_other_files(tmp_path):
     table = frame(since=days())
+    only_days = table.assign(since=table["since"].dt.date)
+    only_days.to_parquet(tmp_path / "days.parquet")
+    assert load(tmp_path / "days.parquet", target="y").record["columns"][1]["kind"] == "date"
     table.loc[::5, "since"] = None
     table.to_parquet(tmp_path / "a.parquet")
     data = load(tmp_path / "a.parquet", target="y")
@@ -107,6 +110,15 @@ def test_missing_dates_and_times_of_other_files(tmp_path):
 def test_what_looks_like_dates_and_is_none_is_a_category(tmp_path, values):
     data = load(write(tmp_path / "a.csv", frame(code=values * (ROWS // 2))), target="y")
     assert data.record["columns"][1]["kind"] == "category"
+
+
+def test_numbers_that_are_too_large(tmp_path):
+    table = frame(huge=np.where(np.arange(ROWS) % 2, 1e308, -1e308))
+    with pytest.raises(DataError, match=r"column 'huge' reaches 1e\+308"):
+        load(write(tmp_path / "a.csv", table), target="y")
+    data = load(write(tmp_path / "b.csv", frame()), target="y")
+    _, inputs = read_inputs(write(tmp_path / "c.csv", frame(x=1e300)), data.record)
+    assert inputs.isinf().all()  # which `covey predict` refuses, with the rows
 
 
 # separators

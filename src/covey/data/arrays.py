@@ -105,7 +105,8 @@ def as_images(x: np.ndarray, path: Path) -> np.ndarray:
     if x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.transpose(0, 3, 1, 2)
     if x.dtype != np.uint8:
-        x = x.astype(np.float32)
+        with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and refused below
+            x = x.astype(np.float32)
         if not np.isfinite(x).all():
-            raise DataError(f"{path}: images have missing or infinite values (NaN)")
+            raise DataError(f"{path}: images have missing (NaN), infinite or too large values")
     return np.ascontiguousarray(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,7 +89,9 @@ def encode(frame: pandas.DataFrame, columns: list[Spec], where: str) -> Tensor:
             raise DataError(
                 f"{where}: column {name!r} was {expected} in training and is not here: {error}"
             ) from error
-    return torch.from_numpy(np.concatenate(pieces, 1).astype(np.float32))
+    whole = np.concatenate(pieces, 1)
+    with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and predictions say so
+        return torch.from_numpy(whole.astype(np.float32))
 
 
 def is_number(column: pandas.Series) -> bool:
@@ -124,7 +127,12 @@ def _scale(values: np.ndarray, name: str) -> Spec:
     there = values[np.isfinite(values)]
     if not len(there):
         raise DataError(f"column {name!r} has no value in any training row; remove it")
-    mean, std = float(there.mean()), float(there.std())
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = float(there.mean()), float(there.std())
+    if not np.isfinite(std):
+        raise DataError(
+            f"column {name!r} reaches {np.abs(there).max():.3g}, too much for a mean and a deviation; scale it down"
+        )
     # A column that is constant but for rounding would otherwise be blown up to noise.
     std = std if std > 1e-12 * max(1.0, abs(mean)) else 1.0
     return {"mean": mean, "std": std, "missing": len(there) < len(values)}
@@ -158,7 +166,11 @@ def _date_formats(column: pandas.Series) -> list[str]:
     if _is_time(column):
         return [_ISO]
     there = column.dropna()
-    if not len(there) or not all(isinstance(value, str) for value in there):
+    if not len(there):
+        return []
+    if all(isinstance(value, date) for value in there):  # what Parquet's dates without a time become
+        return [_ISO]
+    if not all(isinstance(value, str) for value in there):
         return []
     if not there.str.match(_LIKE_A_DATE).all():
         return []
@@ -181,7 +193,7 @@ def _days(column: pandas.Series, form: str) -> np.ndarray:
     if is_number(column):
         return _numbers(column)
     if not _is_time(column):
-        text = column.astype(object).where(column.notna(), None)
+        text = column.astype(object).map(str).where(column.notna(), None)
         column = pandas.to_datetime(text, format=form, utc=True)
     if column.dt.tz is not None:
         column = column.dt.tz_localize(None)
