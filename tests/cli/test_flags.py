@@ -167,7 +167,7 @@ def test_a_method_can_have_settings_of_its_own():
 
 
 def test_what_is_varied_stays_varied_at_the_small_size():
-    flags, base = from_recipe(recipes.read("paper5-figure8"), "small")
+    flags, base = from_recipe(recipes.read("paper5-figure8-resnet-18"), "small")
     assert [task.settings.network.network for task in planned_runs(base, flags)] == ["wrn-10-1", "wrn-10-2"]
 
 

@@ -2,9 +2,10 @@
 
     w_k^(l) = sum_i alpha_{k,l,i} reshape(vector[start_l + i step_l, ...])
 
-Plummer et al. (2022), as paper 3 compares with it: layers are grouped by depth, every member has coefficients of its
-own. It stores the vectors, t coefficients for each layer and member, and each member's norms, head and biases: exactly
-its budget, if the vectors take all that is left.
+Plummer et al. (2022), as paper 3 compares with it: every member has coefficients of its own. Layers are grouped by
+depth, as for that paper's ensemble of several depths; for others it clusters coefficients in a way that it does not
+describe. It stores the vectors, t coefficients for each layer and member, and each member's norms, head and biases:
+exactly its budget, if the vectors take all that is left.
 """
 
 from __future__ import annotations
