@@ -37,7 +37,7 @@ def layers_of(
     """
     if not body.head:
         raise ConversionError(
-            f"{method} gives every member a head of its own and so must know it: give convert() an example input, "
+            f"{method} leaves the head out of its templates and so must know it: give convert() an example input, "
             "from which it is found, or name it with head='module.path'."
         )
     left_out = {*body.head, *norms(body.network), *idle}
