@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covey.cli import recipes
-from covey.cli.compare import Task, from_recipe, plan
+from covey.cli.compare import Task, from_recipe, planned_runs
 from covey.methods.hypernetwork import Hypernetwork
 from covey.methods.superweights import SuperWeights
 from covey.trainings import FGE, Economical, LatePhase, Snapshot
@@ -19,7 +19,7 @@ def tasks(name: str, scale: str = "full") -> list[Task]:
     if "command" in file.about:
         return []
     flags, base = from_recipe(file, scale)
-    return plan(base, flags)
+    return planned_runs(base, flags)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("paper2")])

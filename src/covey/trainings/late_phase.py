@@ -18,7 +18,7 @@ from covey.trainings.late_start import Late, late
 
 @dataclass(frozen=True, kw_only=True)
 class LatePhase(Training):
-    """Start an ensemble of norms and heads late in training, and average it into one network: better at no cost.
+    """Start an ensemble of norms and heads late in training, and average it into one network of the same size.
 
     von Oswald et al. (2021). With P_c parameters in the members' own tensors, training stores (M - 1) P_c more than
     the network; the result stores what the network does.

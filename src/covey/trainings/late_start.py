@@ -35,7 +35,7 @@ from covey.train.state import Job, Phase, State
 
 @dataclass(frozen=True, kw_only=True)
 class Late(Training):
-    """Train one network until `start`, then an ensemble around it, at the price of one network. See `late`.
+    """Train one network until it is nearly done, then an ensemble around it, at the price of one network.
 
     With one member there is no late phase: no noise, nothing initialised anew, nothing frozen.
 
