@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covey.cli import recipes
-from covey.cli.compare import Task, from_recipe, planned_runs
+from covey.cli.compare import PlannedRun, from_recipe, planned_runs
 from covey.methods.hypernetwork import Hypernetwork
 from covey.methods.superweights import SuperWeights
 from covey.trainings import FGE, Economical, LatePhase, Snapshot
@@ -13,7 +13,7 @@ from covey.trainings import FGE, Economical, LatePhase, Snapshot
 FILES = sorted(path.stem for path in recipes.folder().glob("*.toml"))
 
 
-def tasks(name: str, scale: str = "full") -> list[Task]:
+def tasks(name: str, scale: str = "full") -> list[PlannedRun]:
     """All runs of a recipe; none where a command stands for it."""
     file = recipes.read(name)
     if "command" in file.about:
