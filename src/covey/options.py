@@ -111,7 +111,12 @@ def _in_words(hint: Any) -> str:
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(map(_in_words, get_args(hint)))
-    return names.get(hint, str(hint).replace("collections.abc.", "").replace("typing.", ""))
+    parts = get_args(hint)
+    if get_origin(hint) is tuple and parts[-1] is not Ellipsis:
+        return f"{len(parts)} values, each {_in_words(parts[0])}"
+    if parts and get_origin(hint) is not Callable:
+        return f"several values, each {_in_words(parts[0])}"
+    return names.get(hint) or f"a {getattr(hint, '__name__', hint)}"
 
 
 def is_number(value: Any) -> bool:

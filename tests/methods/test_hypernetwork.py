@@ -256,10 +256,10 @@ def test_bad_input_says_what_to_do() -> None:
     with pytest.raises(covey.CoveyError, match="SuperWeights takes several"):
         built(covey.Hypernetwork(), [body, body])
     for options, words in (
-        ({"sizes": (1, 2)}, "three whole numbers"),
+        ({"sizes": (1, 2)}, "3 values, each a whole number"),
         ({"sizes": (1, 2, 0)}, "at least 1"),
         ({"budget": 0}, "above 0"),
-        ({"budget": True}, "above 0"),
+        ({"budget": True}, "budget is a whole number or a finite number"),
         ({"budget": float("nan")}, "above 0"),
         ({"norms": "none"}, "one of 'member', 'shared', 'single'"),
         ({"embeddings": "none"}, "one of 'member', 'shared'"),

@@ -338,7 +338,7 @@ def test_a_zoo_network_loads_by_name(tmp_path: Any) -> None:
     [
         ({"alpha": 0.0}, "alpha is above 0"),
         ({"subgroups": 0}, "subgroups is a whole number of at least 1"),
-        ({"subgroups": 1.5}, "subgroups is a whole number of at least 1"),
+        ({"subgroups": 1.5}, "subgroups is a whole number; got 1.5"),
         ({"init": "copy"}, "init is one of"),
         ({"slices": "size"}, "slices is one of"),
         ({"heads": "drop"}, "heads is one of"),

@@ -58,7 +58,7 @@ def test_every_kind_of_late_phase_weights_trains_and_collapses(kind):
 
 
 def test_an_unknown_kind():
-    with pytest.raises(OptionError, match="'copies', 'rank-one' or 'embeddings'"):
+    with pytest.raises(OptionError, match="one of 'copies', 'rank-one', 'embeddings'"):
         LatePhase(kind="bias").late()
 
 
