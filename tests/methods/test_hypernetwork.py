@@ -260,7 +260,7 @@ def test_bad_input_says_what_to_do() -> None:
         ({"sizes": (1, 2, 0)}, "at least 1"),
         ({"budget": 0}, "above 0"),
         ({"budget": True}, "budget is a whole number or a finite number"),
-        ({"budget": float("nan")}, "above 0"),
+        ({"budget": float("nan")}, "budget is a whole number or a finite number"),
         ({"norms": "none"}, "one of 'member', 'shared', 'single'"),
         ({"embeddings": "none"}, "one of 'member', 'shared'"),
     ):
