@@ -208,3 +208,41 @@ def test_fge_keeps_the_minima_of_a_triangle():
 def test_what_cannot_work_says_why(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+def test_swag_resumed_after_collection_began_draws_the_same_members(tmp_path, monkeypatch):
+    """A checkpoint does not keep the order of its tensors; the draws go by the network's."""
+    from small import blobs, mlp
+
+    from covey.train import checkpoint
+
+    recipe = Recipe(epochs=5, batch=16, lr=0.05, run="loop")
+    method = SWAG(members=4, start=2, rank=3)
+    quiet = covey.Machine(accelerator="cpu", progress=False)
+    whole = covey.fit(
+        mlp(norm=True), blobs(), recipe, method=method, machine=quiet, folder=tmp_path / "whole"
+    )
+    save = checkpoint.save
+
+    def stopping(job, state):
+        path = save(job, state)
+        if state.consumed >= 4 * job.stream.per_epoch:
+            raise KeyboardInterrupt
+        return path
+
+    monkeypatch.setattr(checkpoint, "save", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        covey.fit(mlp(norm=True), blobs(), recipe, method=method, machine=quiet, folder=tmp_path / "stopped")
+    monkeypatch.setattr(checkpoint, "save", save)
+    resumed = covey.fit(
+        mlp(norm=True),
+        blobs(),
+        recipe,
+        method=method,
+        machine=quiet,
+        folder=tmp_path / "stopped",
+        resume=True,
+    )
+    assert resumed.resumed is not None
+    for name, tensor in whole.ensemble.state_dict().items():
+        assert torch.equal(resumed.ensemble.state_dict()[name], tensor), name
