@@ -55,7 +55,7 @@ def check_types(given: Any) -> None:
             continue
         value = getattr(given, field.name)
         if not fits(value, hints[field.name]):
-            raise OptionError(f"{field.name} is {_in_words(hints[field.name])}; got {value!r}.")
+            raise OptionError(f"{field.name} is {in_words(hints[field.name])}; got {value!r}.")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -98,7 +98,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _in_words(hint: Any) -> str:
+def in_words(hint: Any) -> str:
     """A type as a person would say it."""
     names = {
         int: "a whole number",
@@ -110,12 +110,12 @@ def _in_words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_in_words, get_args(hint)))
+        return " or ".join(map(in_words, get_args(hint)))
     parts = get_args(hint)
     if get_origin(hint) is tuple and parts[-1] is not Ellipsis:
-        return f"{len(parts)} values, each {_in_words(parts[0])}"
+        return f"{len(parts)} values, each {in_words(parts[0])}"
     if parts and get_origin(hint) is not Callable:
-        return f"several values, each {_in_words(parts[0])}"
+        return f"several values, each {in_words(parts[0])}"
     return names.get(hint) or f"a {getattr(hint, '__name__', hint)}"
 
 

@@ -186,9 +186,6 @@ def _check_keys(path: Path, config: dict[str, Any]) -> None:
         )
     if not isinstance(config["bodies"], list) or not config["bodies"]:
         raise StoreError(f"{path} names no networks; it was changed after it was written.")
-    if config["format"] == FIRST_FORMAT:
-        for body in config["bodies"]:
-            body.setdefault("writes_inputs", None)
 
 
 def _is_beside(file: Any) -> bool:

@@ -71,7 +71,10 @@ def test_mistakes(words, expected, capsys, tmp_path, monkeypatch):
             "[about]\n\n[recipe]\nepochs = 3\nlearning_rate = 1\n",
             "line 5: recipe has no setting 'learning_rate'",
         ),
-        ('method = "single"\n[recipe]\nepochs = "ten"\n', "line 3: recipe.epochs should be int; got 'ten'"),
+        (
+            'method = "single"\n[recipe]\nepochs = "ten"\n',
+            "line 3: recipe.epochs should be a whole number; got 'ten'",
+        ),
         ('method = "single"\n[recipe]\nlr = -1.0\n', "line 3: lr is above 0; got -1.0"),
         ('method = "singel"\n', "line 1: there is no method 'singel'"),
         ("[recpie]\nepochs = 3\n", "line 1: unknown key 'recpie'; the nearest names are 'recipe'"),
@@ -209,6 +212,6 @@ def test_a_small_run_is_cheaper():
 
 
 def test_fill_checks_kinds():
-    with pytest.raises(OptionError, match="recipe.nesterov should be bool; got 1"):
+    with pytest.raises(OptionError, match="recipe.nesterov should be True or False; got 1"):
         updated(Recipe(), {"nesterov": 1}, "recipe")
     assert updated(Recipe(), {"lr": 1}, "recipe").lr == 1

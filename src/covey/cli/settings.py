@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,7 @@ from covey.data.container import Task
 from covey.data.splits import fewer
 from covey.errors import OptionError, StoreError, suggest
 from covey.method import Method, Training
+from covey.options import fits, in_words
 from covey.store import load as stored_ensemble
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
@@ -206,7 +207,8 @@ def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
         if isinstance(value, str) and get_origin(hints[key]) is tuple:
             value = [value]
         values[key] = tuple(value) if isinstance(value, list) else value
-        _check_type(f"{where}.{key}", values[key], hints[key])
+        if not fits(values[key], hints[key]):
+            raise OptionError(f"{where}.{key} should be {in_words(hints[key])}; got {values[key]!r}.")
     return replace(default, **values)
 
 
@@ -219,26 +221,6 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
             raise OptionError(f"an option is written name=value; got {text!r}.")
         found[key.strip().replace("-", "_")] = registry.read_value(value)
     return found
-
-
-def _check_type(where: str, value: Any, hint: Any) -> None:
-    """Refuse values of another kind: numbers, words, truths. Whole numbers count as numbers with a fraction."""
-    kinds = get_args(hint) or (hint,)
-    if any(kind is type(value) or (kind is float and isinstance(value, int)) for kind in kinds):
-        return
-    literals = [v for kind in (hint, *kinds) for v in (get_args(kind) if _is_literal(kind) else ())]
-    if value in literals or (isinstance(value, tuple) and "tuple" in str(hint) + str(kinds).lower()):
-        return
-    if value is None and type(None) in kinds:
-        return
-    if isinstance(value, str | tuple) and "Sequence[str]" in str(hint):
-        return
-    names = " or ".join(repr(v) for v in literals) or str(getattr(hint, "__name__", hint))
-    raise OptionError(f"{where} should be {names}; got {value!r}.")
-
-
-def _is_literal(kind: Any) -> bool:
-    return getattr(kind, "__origin__", None) is Literal
 
 
 def _usual(data: Data) -> str:
