@@ -132,6 +132,21 @@ class Either(Spec):
 
 
 @dataclass(frozen=True)
+class Both(Spec):
+    """What each of several specs says."""
+
+    specs: tuple[Spec, ...]
+
+    def fault(self, value: Any, where: str) -> str | None:
+        """The words of the first spec that is not content."""
+        for spec in self.specs:
+            found = spec.fault(value, where)
+            if found is not None:
+                return found
+        return None
+
+
+@dataclass(frozen=True)
 class Many(Spec):
     """A list, each entry of which another spec describes."""
 
@@ -212,7 +227,15 @@ def check(value: Any, spec: Spec, source: str | Path) -> None:
 
 
 def read_json(path: Path, spec: Spec | None = None) -> Any:
-    """What a stored JSON file holds, if it is what the spec says; an ordinary file of bounded size."""
+    """What a stored JSON file holds, if it is what the spec says."""
+    value = parse_json(read_text(path), path)
+    if spec is not None:
+        check(value, spec, path)
+    return value
+
+
+def read_text(path: Path) -> str:
+    """The text of a stored file, if it is an ordinary one of bounded size."""
     check_stored(path)
     try:
         size = path.stat().st_size
@@ -220,13 +243,9 @@ def read_json(path: Path, spec: Spec | None = None) -> Any:
             raise StoreError(
                 f"{path} has {size:,} bytes; what covey stores there has at most {MOST_BYTES:,}."
             )
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
-    value = parse_json(text, path)
-    if spec is not None:
-        check(value, spec, path)
-    return value
 
 
 def parse_json(text: str, source: str | Path) -> Any:

@@ -138,6 +138,8 @@ class Settings:
     def from_dict(stored: Mapping[str, Any]) -> Settings:
         """From what `to_dict` gave, or from part of it; unknown keys are errors."""
         method = stored.get("method", SINGLE)
+        if not isinstance(method, str):
+            raise OptionError(f"method should be a method's name; got {method!r}.")
         unknown = [key for key in stored if key not in (f.name for f in fields(Settings))]
         if unknown:
             known = [f.name for f in fields(Settings)]
@@ -189,11 +191,15 @@ def trained(network: nn.Module, path: Path) -> nn.Module:
 def _renamed(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Options of a stored run under the names that they have now."""
     kind = registry.lookup(method)
-    return kind.renamed(options) if issubclass(kind, Method) else options
+    if not isinstance(options, Mapping) or not issubclass(kind, Method):
+        return options
+    return kind.renamed(options)
 
 
 def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
     """A dataclass with some fields replaced by values from a file, which are checked against its types."""
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{where} should be a table of settings; got {given!r}.")
     known = {f.name: f for f in fields(default)}
     hints = get_type_hints(type(default))
     values = {}
