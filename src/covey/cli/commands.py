@@ -69,13 +69,14 @@ def train(args: Sequence[str]) -> int:
     options = start.options if name == start.method else registry.lookup(name)()
     settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
-    history, data = run.train(settings, folder, resume=own.resume)
-    if not run.leads():
-        return 0
-    print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
-          f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
-    if own.evaluate and len(data.test):
-        print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
+    with run.writing(folder):
+        history, data = run.train(settings, folder, resume=own.resume)
+        if not run.leads():
+            return 0
+        print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
+              f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
+        if own.evaluate and len(data.test):
+            print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
     return 0
 
 
@@ -140,6 +141,11 @@ def evaluate(args: Sequence[str]) -> int:
         args,
         about="Score a trained run on its test data, and write a report.",
     )
+    with run.writing(run.existing(own.folder)):
+        return _evaluate(own)
+
+
+def _evaluate(own: EvaluateFlags) -> int:
     folder = Path(own.folder)
     stored = run.read_settings(folder)
     settings = run.settings_of(stored)

@@ -17,6 +17,7 @@ from covey.cli.flags import UsageError, parse
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import CoveyError, OptionError
 from covey.extras import load
+from covey.locks import locked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,13 @@ def execute(
     flatness: int = 0,
 ) -> int:
     """Do all runs, those that are done already excepted, and write the report. 1 if a run failed."""
+    with locked(folder, what="comparison"):
+        return _execute(planned, folder, jobs=jobs, ray=ray, baseline=baseline, flatness=flatness)
+
+
+def _execute(
+    planned: Sequence[PlannedRun], folder: Path, *, jobs: int, ray: bool, baseline: str | None, flatness: int
+) -> int:
     failed = []
     ways: dict[str, Callable[[Iterable[PlannedRun]], Iterator[tuple[PlannedRun, str | None]]]] = {
         "ray": _on_ray,
@@ -151,11 +159,12 @@ def do_run(settings: Mapping[str, Any], folder: str) -> str | None:
     """One run in whatever process; returns what went wrong, or None. A run that is done is not done again."""
     place, wanted = Path(folder), Settings.from_dict(settings)
     try:
-        if (place / run.COST).exists() and run.settings_of(run.read_settings(place)) == wanted:
-            return None
-        history, data = run.train(wanted, place, resume=True)
-        run.score(place, history.ensemble, data)
-        run.measure_cost(place, history.ensemble, data)
+        with locked(place):
+            if (place / run.COST).exists() and run.settings_of(run.read_settings(place)) == wanted:
+                return None
+            history, data = run.train(wanted, place, resume=True)
+            run.score(place, history.ensemble, data)
+            run.measure_cost(place, history.ensemble, data)
     except (CoveyError, OSError) as error:
         return " ".join(str(error).split())
     return None

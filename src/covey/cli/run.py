@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from covey.data.inputs import RECORD, check_record
 from covey.ensemble import Ensemble
 from covey.errors import StoreError
 from covey.files import write_text
+from covey.locks import locked
 from covey.report import Run
 from covey.schema import Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
 from covey.scores import Cost, Evaluation, evaluate, stored
 from covey.scores import cost as costs
 from covey.store import load
-from covey.train import History, fit
+from covey.train import History, checkpoint, fit
 
 SETTINGS, COST = "settings.json", "cost.json"
 _PARTS = ("options", "dataset", "network", "recipe", "machine")
@@ -44,23 +46,44 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
     described = {**settings.to_dict(), "record": data.record}
-    if leads() and not (folder / SETTINGS).exists():  # fit itself refuses a folder with a run in it
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, {**described, "seconds": None, "ended": "not finished"})
-    started = time.perf_counter()
-    history = fit(
-        network,
-        data,
-        recipe,
-        method=settings.options,
-        folder=folder,
-        machine=settings.machine,
-        resume=resume,
-    )
-    seconds = round(time.perf_counter() - started, 1)
-    if leads():
-        _write(folder, {**described, "seconds": seconds, "ended": history.ended})
+    with writing(folder), _begun(folder, {**described, "seconds": None, "ended": "not finished"}):
+        started = time.perf_counter()
+        history = fit(
+            network,
+            data,
+            recipe,
+            method=settings.options,
+            folder=folder,
+            machine=settings.machine,
+            resume=resume,
+        )
+        seconds = round(time.perf_counter() - started, 1)
+        if leads():
+            _write(folder, {**described, "seconds": seconds, "ended": history.ended})
     return history, data
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Nobody else writes into the run's folder meanwhile; the first of several processes sees to that."""
+    with locked(folder) if leads() else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _begun(folder: Path, record: dict[str, Any]) -> Iterator[None]:
+    """Settings are there from the start, so that a run that is killed can be shown; none are left of one that failed
+    before its first checkpoint."""
+    if not leads() or checkpoint.begun(folder):
+        yield
+        return
+    _write(folder, record)
+    try:
+        yield
+    except BaseException:
+        if not checkpoint.begun(folder):
+            (folder / SETTINGS).unlink(missing_ok=True)
+        raise
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
@@ -108,6 +131,13 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
         check(row, stored.HISTORY, f"{path}, line {number}")
         rows.append(row)
     return rows
+
+
+def existing(folder: str) -> Path:
+    """The folder of a run, if it is there."""
+    if not Path(folder).is_dir():
+        raise StoreError(f"{folder} is no finished run of `covey train`: there is no such folder.")
+    return Path(folder)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
