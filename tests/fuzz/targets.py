@@ -30,8 +30,10 @@ from damage import (
 import covey
 from covey import zoo
 from covey.cli import main, recipes, run
+from covey.cli.compare import from_recipe, planned_runs
 from covey.cli.settings import trained
-from covey.data import Data, Split, download, load
+from covey.data import Data, Split, load
+from covey.data.download import Remote, _place
 from covey.data.inputs import read_inputs
 from covey.data.layouts import read_idx
 from covey.errors import CoveyError
@@ -54,7 +56,8 @@ class Target:
     def __init__(self, base: Path, place: Path) -> None:
         self.base, self.place = base, place
         self.elsewhere = place.with_name("elsewhere")
-        base.mkdir(parents=True, exist_ok=True)
+        removed(base)  # what another worker made, which was killed
+        base.mkdir(parents=True)
         self.make()
 
     def make(self) -> None:
@@ -304,8 +307,7 @@ class Recipes(Target):
 
     def read(self, draw: Random) -> Any:
         file = recipes.read(str(self.place / "recipe.toml"))
-        from covey.cli.compare import from_recipe, planned_runs
-
+        str(file.about.get("title"))
         for scale in ("full", "small"):
             flags, base = from_recipe(file, scale)
             planned_runs(base, flags)
@@ -444,8 +446,8 @@ class Archives(Target):
         return f"{self.file.name} bytes"
 
     def read(self, draw: Random) -> Any:
-        remote = download.Remote(("http://nowhere",), None, "out", archive=True)
-        return download._place(remote, self.file, self.place, "http://nowhere")
+        remote = Remote(("http://nowhere",), None, "out", archive=True)
+        return _place(remote, self.file, self.place, "http://nowhere")
 
 
 TARGETS: dict[str, Callable[[Path, Path], Target]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _BROKEN = (
     KeyError,
     OverflowError,
     RecursionError,
+    tokenize.TokenError,  # numpy's, of headers that it takes for Python 2's
     RuntimeError,  # an encrypted member; NotImplementedError, a way of packing that zipfile does not know, is one too
     zipfile.BadZipFile,
     zlib.error,

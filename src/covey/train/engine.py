@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from covey.store import save as save_ensemble
 from covey.train import checkpoint, history
 from covey.train.history import History
 from covey.train.optimizer import carry, set_lr
-from covey.train.prepare import check_state, launch, make_job, settle
+from covey.train.prepare import check_state, launched, make_job, settle
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, State
 from covey.train.steps import STEPS
@@ -66,9 +66,10 @@ def fit(
         The history of the run, with the trained ensemble.
     """
     recipe, machine = recipe or Recipe(), machine or Machine()
-    fabric = launch(machine)
-    writes = folder is not None and fabric.global_rank == 0
-    with locked(folder) if writes else nullcontext():  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        fabric = stack.enter_context(launched(machine))
+        if folder is not None and fabric.global_rank == 0:
+            stack.enter_context(locked(folder))
         job = make_job(fabric, network, data, recipe, machine, method, folder, resume=resume)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             state, resumed = _restore(job, network) if resume else (None, None)
