@@ -14,6 +14,7 @@ config.json says of it, then the ensemble without memory with that header. Only 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -57,6 +58,7 @@ FORMAT = 2
 FIRST_FORMAT = 1  # had no layout; it is worked out from what it had
 CONFIG = "config.json"
 MOST_MEMBERS = 1 << 16
+_TRIED = 128  # members that are made on trial
 _MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
 _RUN = Word(("auto", "loop", "batched"))
 _LISTING = Named(Many(Either((Word(), Many(Whole()))), least=2, most=2))  # name -> [shape, dtype]
@@ -143,6 +145,8 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
         with _Bounded(20_000 + 1_000 * len(header.tensors)):
             ensemble = _built(config, networks, header)
     _check_fits(ensemble, header, path)
+    with _explained(folder / CONFIG):
+        _check_members(ensemble)
     _, tensors = read_tensors(path)
     ensemble.load_state_dict(tensors, assign=True)
     frozen = config.get("frozen")  # the first format did not say
@@ -328,6 +332,22 @@ def _check_fits(ensemble: Ensemble, header: Header, path: Path) -> None:
         theirs = _described(*header.tensors[name]) if name in header.tensors else "no such tensor"
         if ours != theirs:
             raise StoreError(f"{path} does not fit: {name!r} should be {ours} and is {theirs}.")
+
+
+def _check_members(ensemble: Ensemble) -> None:
+    """Refuse a layout from which members cannot be made, by making them without memory."""
+    trial = copy.deepcopy(ensemble).to("meta")  # a copy, because parts may keep what they have generated
+    step = max(1, ensemble.members // _TRIED)
+    for k in range(0, ensemble.members, step):
+        buffers, row = trial.buffers_of(k)
+        with torch.no_grad():
+            made = {**trial.tensors(k), **buffers.member(row)}
+        for name, wanted in listing(trial.skeleton(k)).items():
+            if name not in made or list(made[name].shape) != wanted[0]:
+                found = tuple(made[name].shape) if name in made else "no such tensor"
+                raise ConversionError(
+                    f"member {k}'s {name!r} should have shape {tuple(wanted[0])} and comes out as {found}."
+                )
 
 
 def _entry(tensor: torch.Tensor) -> list:

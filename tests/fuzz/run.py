@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import select
 import subprocess
@@ -54,8 +55,7 @@ class Worker:
         assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        there, _, _ = select.select([self.process.stdout], [], [], seconds)
-        if not there:
+        if not self._answers(seconds):
             self.stop()
             return {"outcome": "hung", "how": "", "text": f"no answer after {seconds:g} seconds"}
         answer = self.process.stdout.readline()
@@ -64,6 +64,28 @@ class Worker:
             self.stop()
             return {"outcome": "raw", "how": "", "text": f"the process ended with code {code}"}
         return json.loads(answer)
+
+    def _answers(self, seconds: float) -> bool:
+        """Whether an answer comes before the process has computed, or waited without computing, for too long."""
+        assert self.process is not None
+        begun = before = self._computed()
+        while True:
+            there, _, _ = select.select([self.process.stdout], [], [], seconds)
+            now = self._computed()
+            if there:
+                return True
+            if now - begun > seconds or now - before < 0.01 * seconds:
+                return False
+            before = now  # the machine is busy with other things
+
+    def _computed(self) -> float:
+        """Seconds of computing that the process has had."""
+        assert self.process is not None
+        try:
+            words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         """End the process."""
@@ -126,7 +148,12 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", choices=list(SHARES), default=[], help="targets to attack")
-    parser.add_argument("--seconds", type=float, default=30.0, help="after which a try counts as hung")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="of computing, or of waiting, after which a try counts as hung",
+    )
     parser.add_argument(
         "--gibibytes", type=float, default=2.0, help="above which a try asks for too much memory"
     )

@@ -167,6 +167,7 @@ class Runs(Target):
         self.x = source / "x.npy"
         command("show", folder)
         command("predict", folder, self.x)
+        write([run.result(folder, "a method", 0)], self.base.with_name("page"))
 
     def damage(self, draw: Random) -> str:
         place = copied(self.base / draw.choice(("batch-ensemble", "late-phase")), self.place)

@@ -1,4 +1,4 @@
-"""A training script: `python two_processes.py FOLDER DEVICES SHARDS [EPOCHS]`, started once more by Fabric for each process."""
+"""`python two_processes.py FOLDER DEVICES SHARDS [EPOCHS]` trains; Fabric starts it once more for each process."""
 
 import sys
 from pathlib import Path
