@@ -42,7 +42,14 @@ collapsed = true
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
     (folder / "digits.toml").write_text(RECIPE)
-    words = ["reproduce", str(folder / "digits.toml"), "--folder", str(folder / "runs"), "--results", str(folder)]
+    words = [
+        "reproduce",
+        str(folder / "digits.toml"),
+        "--folder",
+        str(folder / "runs"),
+        "--results",
+        str(folder),
+    ]
     assert main([*words, "--seeds", "1"]) == 0
     first = results.read(folder / "digits.json")
     assert main([*words, "--seeds", "0"]) == 0
