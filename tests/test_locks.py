@@ -17,6 +17,7 @@ from torch import nn
 
 import covey
 from covey.cli import compare, main
+from covey.cli.settings import Settings
 from covey.data import Data, Split
 from covey.errors import StoreError
 from covey.locks import NAME, locked
@@ -64,7 +65,7 @@ def test_everything_that_writes_into_a_run_waits_for_nobody_and_says_who_holds_i
         for command in (["train", "single", "--data", "digits", "--folder"], ["evaluate"]):
             assert main.main([*command, str(run)]) == 2
             assert f"is being written by process {holder.pid}" in capsys.readouterr().err
-        told = compare.do_run(covey.cli.settings.Settings().to_dict(), str(run))
+        told = compare.do_run(compare.PlannedRun("a label", Settings(), run, 0))
         assert told is not None
         assert f"process {holder.pid}" in told
         with pytest.raises(StoreError, match="the comparison in .* is being written by process"):
