@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from covey import calibration as calibrations
 from covey import layout as layouts
-from covey import registry, zoo
+from covey import registry, tensor_files, zoo
 from covey.calibration import Temperature, from_dict
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, CoveyError, StoreError
@@ -237,7 +237,7 @@ def _config(ensemble: Ensemble) -> dict[str, Any]:
         "runs": ensemble.runs,
         "memory_format": str(ensemble.memory_format).removeprefix("torch."),
         "training": ensemble.training,
-        "tensors": {name: _entry(tensor) for name, tensor in ensemble.state_dict().items()},
+        "tensors": tensor_files.listing(ensemble.state_dict()),
         "frozen": [name for name, parameter in ensemble.named_parameters() if not parameter.requires_grad],
         "calibration": [found.to_dict() for found in fitted if found is not None],
     }
@@ -326,10 +326,9 @@ def _check_architecture(network: nn.Module, stored: dict[str, Any], folder: Path
 
 def _check_fits(ensemble: Ensemble, header: Header, path: Path) -> None:
     """Refuse tensors that are not those of the ensemble, before memory is asked for."""
-    expected = ensemble.state_dict()
+    expected = tensor_files.listing(ensemble.state_dict())
     for name in [*expected, *header.tensors]:
-        ours = _described(*_entry(expected[name])) if name in expected else "no such tensor"
-        theirs = _described(*header.tensors[name]) if name in header.tensors else "no such tensor"
+        ours, theirs = _described(expected.get(name)), _described(header.tensors.get(name))
         if ours != theirs:
             raise StoreError(f"{path} does not fit: {name!r} should be {ours} and is {theirs}.")
 
@@ -350,11 +349,10 @@ def _check_members(ensemble: Ensemble) -> None:
                 )
 
 
-def _entry(tensor: torch.Tensor) -> list:
-    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
-
-
-def _described(shape: list[int], dtype: str) -> str:
+def _described(entry: list | None) -> str:
     """A tensor's shape and whether it holds fractions; an ensemble may be stored in another precision."""
+    if entry is None:
+        return "no such tensor"
+    shape, dtype = entry
     kind = "floating point" if getattr(torch, dtype).is_floating_point else dtype
     return f"{tuple(shape)} of {kind}"

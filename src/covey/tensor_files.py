@@ -82,6 +82,11 @@ class Header:
         return {name: tuple(shape) for name, (shape, _) in self.tensors.items()}
 
 
+def listing(tensors: Mapping[str, Tensor]) -> dict[str, list]:
+    """Name -> [shape, dtype] of tensors, as JSON holds it and as `Header.tensors` has it."""
+    return {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors.items()}
+
+
 def read_header(path: Path) -> Header:
     """A file's header, which safetensors has compared with the file's size."""
     check_stored(path)

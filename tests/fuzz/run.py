@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -106,22 +107,35 @@ def planned(tries: int, seed: int, only: list[str]) -> list[tuple[str, int]]:
 
 
 def attack(
-    tries: int, seed: int, only: list[str], seconds: float, gibibytes: float, *, show: bool = True
+    plan: list[tuple[str, int]], folder: Path, seconds: float, gibibytes: float
 ) -> dict[str, Counter[str]]:
-    """All tries; how each target fared."""
+    """These tries, one after another; how each target fared."""
     figures: dict[str, Counter[str]] = {}
-    with tempfile.TemporaryDirectory(prefix="covey-fuzz-") as folder:
-        worker = Worker(Path(folder), seconds, gibibytes)
-        try:
-            for target, one in planned(tries, seed, only):
-                found = worker.attempt(target, one)
-                figures.setdefault(target, Counter())[found["outcome"]] += 1
-                if found["outcome"] in ("raw", "hung", "over") and show:
-                    print(
-                        f"--- {found['outcome']}: {target} {one} {found['how']}\n{found['text']}", flush=True
-                    )
-        finally:
-            worker.stop()
+    worker = Worker(folder, seconds, gibibytes)
+    try:
+        for target, seed in plan:
+            found = worker.attempt(target, seed)
+            figures.setdefault(target, Counter())[found["outcome"]] += 1
+            if found["outcome"] in ("raw", "hung", "over"):
+                print(f"--- {found['outcome']}: {target} {seed} {found['how']}\n{found['text']}", flush=True)
+    finally:
+        worker.stop()
+    return figures
+
+
+def attack_side_by_side(
+    plan: list[tuple[str, int]], workers: int, seconds: float, gibibytes: float
+) -> dict[str, Counter[str]]:
+    """All tries, dealt out to so many workers."""
+    figures = {target: Counter[str]() for target, _ in plan}
+    with tempfile.TemporaryDirectory(prefix="covey-fuzz-") as folder, ThreadPoolExecutor(workers) as pool:
+        running = []
+        for number in range(workers):
+            place = Path(folder) / str(number)
+            running.append(pool.submit(attack, plan[number::workers], place, seconds, gibibytes))
+        for each in running:
+            for target, counts in each.result().items():
+                figures[target].update(counts)
     return figures
 
 
@@ -157,9 +171,11 @@ def main() -> int:
     parser.add_argument(
         "--gibibytes", type=float, default=2.0, help="above which a try asks for too much memory"
     )
+    parser.add_argument("--workers", type=int, default=1, help="processes that read side by side")
     given = parser.parse_args()
     started = time.perf_counter()
-    figures = attack(given.tries, given.seed, given.only, given.seconds, given.gibibytes)
+    plan = planned(given.tries, given.seed, given.only)
+    figures = attack_side_by_side(plan, given.workers, given.seconds, given.gibibytes)
     minutes = (time.perf_counter() - started) / 60
     print(table(figures))
     print(f"seed {given.seed}, {minutes:.1f} minutes, {given.gibibytes:g} GiB, {given.seconds:g} s a try")

@@ -15,9 +15,9 @@ from covey.data.arrays import as_images, check_numbers
 from covey.data.columns import encode
 from covey.data.container import Normalisation
 from covey.data.npy import read_npy, read_npz
+from covey.data.raw import check_file
 from covey.errors import DataError, StoreError
 from covey.extras import load
-from covey.files import is_ordinary
 from covey.schema import Kinds, Many, Maybe, Number, Record, Spec, Truth, Whole, Word, check
 
 _SCALE = Record({"mean": Many(Number()), "std": Many(Number(1e-30))})
@@ -71,10 +71,8 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
     path, shape = Path(source).expanduser(), tuple(record["shape"])
     if not path.exists():
         raise DataError(f"{path} is not there; expected an image, a folder of images, a table or an array")
-    if not path.is_dir() and not is_ordinary(path):
-        raise DataError(
-            f"{path}: it is no ordinary file; expected an image, a folder of images, a table or an array"
-        )
+    if not path.is_dir():
+        check_file(path, "an image, a folder of images, a table or an array")
     if path.suffix in table.SUFFIXES:
         if not record["columns"]:
             raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")

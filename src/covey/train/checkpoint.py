@@ -21,8 +21,8 @@ from torch import Tensor
 from covey import layout
 from covey.errors import CoveyError, StoreError, TrainingError
 from covey.files import whole
-from covey.schema import Many, Named, Plain, Record, Whole, Word, check
-from covey.tensor_files import read_tensors, write_tensors
+from covey.schema import Both, Either, Many, Named, Number, Plain, Record, Whole, Word, check
+from covey.tensor_files import listing, read_tensors, write_tensors
 from covey.train.recipe import Recipe
 from covey.train.state import Job, State
 
@@ -34,16 +34,21 @@ SPEC = Record(
         "consumed": Whole(),
         "steps": Whole(),
         "rows": Many(Named()),
-        "notes": Named(),
+        "notes": Both(
+            (Named(Either((Word(), Number()))), Record(optional={"waited": Whole(), "best": Number()}))
+        ),
         "runs": Record({"train": _RUN, "eval": _RUN}),
         "layout": layout.SPEC,
         "optimizer": Named(Named()),
         "precision": Named(),
         "settings": Record(dict.fromkeys(("recipe", "method", "data"), Plain())),
-    }
+    },
+    optional={"tensors": Named(Many(least=2, most=2))},
 )
 """What the record of a checkpoint looks like."""
 
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_MOMENTS = {"sgd": {"momentum_buffer"}, "adam": _ADAM, "adamw": _ADAM}  # Lamb's are timm's affair
 KEPT = 2  # the newest, and one more in case a disk damages it
 _log = logging.getLogger("covey")
 
@@ -115,6 +120,7 @@ def save(job: Job, state: State) -> Path | None:
         "optimizer": _plain_state(state),
         "precision": job.fabric.strategy.precision.state_dict(),
         "settings": settings(job),
+        "tensors": listing(tensors),
     }
     folder = folder_of(job.folder)
     try:
@@ -144,6 +150,10 @@ def newest(run: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]] | None:
         if about.get("format") != FORMAT:
             raise StoreError(f"{path} has format {about.get('format')!r}; this covey reads format {FORMAT}.")
         check(about, SPEC, path)
+        if about.get("tensors", listing(tensors)) != listing(tensors):
+            raise StoreError(
+                f"{path} holds other tensors than its record says. It was changed after it was written."
+            )
         return path, about, tensors
     return None
 
@@ -168,6 +178,27 @@ def explained(path: Path) -> Iterator[None]:
         raise StoreError(f"{path} does not fit this run: {what}") from error
 
 
+@contextlib.contextmanager
+def going_on(path: Path | None, job: Job) -> Iterator[None]:
+    """Whatever goes wrong in a run that was resumed may be the checkpoint's fault, and the error says so.
+
+    What ways of training keep in a checkpoint only they know, so that a schema cannot check it.
+    """
+    try:
+        yield
+    except (CoveyError, OSError):
+        raise
+    except Exception as error:
+        if (
+            path is None or job.fabric.world_size > 1
+        ):  # another process may have ended, which is said elsewhere
+            raise
+        raise TrainingError(
+            f"the run that was resumed from {path} failed: {type(error).__name__}: {error}. The checkpoint was changed "
+            "after it was written; or the run fails from its start too, which starting it in another folder tells."
+        ) from error
+
+
 def restore(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Put a checkpoint into a state whose ensemble and optimiser are those of its phase, if it fits them."""
     parts = _sorted(tensors, job.fabric.device)
@@ -176,7 +207,8 @@ def restore(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Te
     state.ensemble.runs = dict(about["runs"])
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     state.optimizer.state.clear()
-    for index, values in _optimizer_state(about["optimizer"], parts["optimizer"], parameters).items():
+    stored = _optimizer_state(about["optimizer"], parts["optimizer"], parameters, job.recipe.optimizer)
+    for index, values in stored.items():
         state.optimizer.state[parameters[index]] = values
     state.consumed, state.steps = about["consumed"], about["steps"]
     state.rows, state.notes, state.kept = about["rows"], about["notes"], parts["kept"]
@@ -202,26 +234,45 @@ def _check_model(ours: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
 
 
 def _optimizer_state(
-    plain: dict[str, dict[str, Any]], tensors: dict[str, Tensor], parameters: list[Tensor]
+    plain: dict[str, dict[str, Any]], tensors: dict[str, Tensor], parameters: list[Tensor], kind: str
 ) -> dict[int, dict[str, Any]]:
     """What the optimiser remembers of each parameter, by the parameter's number."""
     places = {str(index): index for index in range(len(parameters))}
     found: dict[int, dict[str, Any]] = {}
     for place, values in plain.items():
-        if place not in places:
-            raise StoreError(
-                f"the checkpoint's optimiser remembers a parameter {place!r}, which there is not."
-            )
-        found[places[place]] = dict(values)
+        found[_placed(place, places)] = dict(values)
     for name, tensor in tensors.items():
         place, _, key = name.partition(":")
-        if place not in places or tensor.shape not in ((), parameters[places[place]].shape):
-            raise StoreError(
-                f"the checkpoint's optimiser remembers {key!r} of shape {tuple(tensor.shape)} of a parameter "
-                f"{place!r}, which there is not."
-            )
-        found.setdefault(places[place], {})[key] = tensor
+        found.setdefault(_placed(place, places), {})[key] = tensor
+    for index, values in found.items():
+        _check_moments(index, values, parameters[index], kind)
     return found
+
+
+def _placed(place: str, places: dict[str, int]) -> int:
+    if place not in places:
+        raise StoreError(f"its optimiser remembers a parameter {place!r}, which there is not.")
+    return places[place]
+
+
+def _check_moments(index: int, values: dict[str, Any], parameter: Tensor, kind: str) -> None:
+    """Refuse what an optimiser would stumble over: moments that are missing or have another shape."""
+    known = _MOMENTS.get(kind)
+    if known is not None and values and set(values) != known:
+        raise StoreError(
+            f"its optimiser remembers {sorted(values)} of parameter {index}, not {sorted(known)}."
+        )
+    for key, value in values.items():
+        wanted = torch.Size() if key == "step" else parameter.shape
+        if isinstance(value, Tensor) and value.shape != wanted:
+            raise StoreError(
+                f"its optimiser remembers {key!r} of parameter {index} with shape {tuple(value.shape)}, not "
+                f"{tuple(wanted)}."
+            )
+        if not isinstance(value, Tensor) and known is not None and value is not None:
+            raise StoreError(
+                f"its optimiser remembers {key!r} of parameter {index} as {value!r}, not as a tensor."
+            )
 
 
 def _described(tensor: Tensor | None) -> str:

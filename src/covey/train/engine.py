@@ -75,8 +75,9 @@ def fit(
             state, resumed = _restore(job, network) if resume else (None, None)
             if state is None:
                 state = _begin(job, network)
-            ended = _train(job, state)
-            ensemble = _finish(job, state)
+            with checkpoint.going_on(resumed, job):
+                ended = _train(job, state)
+                ensemble = _finish(job, state)
     return History(ensemble, state.rows, job.folder, resumed, ended)
 
 
