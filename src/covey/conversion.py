@@ -18,6 +18,7 @@ from covey.method import Method, Training
 from covey.networks.anatomy import Anatomy, examine
 from covey.networks.calls import Output
 from covey.networks.layers import Where, hollow
+from covey.seeds import random_state_kept
 
 
 def convert(
@@ -55,8 +56,7 @@ def convert(
     """
     _check_task(task)
     method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
-    with torch.random.fork_rng(devices=_cuda_devices(bodies)):
-        torch.manual_seed(seed)
+    with random_state_kept(*(body.network for body in bodies), seed=seed):
         layout = method.design(bodies)
         ensemble = method.build(bodies, layout)
     _check_distinct(method, ensemble, bodies)
@@ -79,8 +79,7 @@ def dry_run(
     Takes what `convert` takes.
     """
     method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
-    with torch.random.fork_rng(devices=_cuda_devices(bodies)):
-        torch.manual_seed(0)
+    with random_state_kept(*(body.network for body in bodies), seed=0):
         layout = method.design(bodies)
         ensemble = method.build([replace(body, network=hollow(body.network)) for body in bodies], layout)
     return ensemble.coverage
@@ -101,11 +100,6 @@ def _class_dim(body: Anatomy) -> int | None:
         return None
     is_map = any(body.network.get_parameter(name).ndim > 2 for name in body.head)
     return 1 if is_map else -1
-
-
-def _cuda_devices(bodies: Sequence[Anatomy]) -> list[int]:
-    devices = {p.device for body in bodies for p in body.network.parameters()}
-    return sorted(device.index for device in devices if device.type == "cuda")
 
 
 def _check_distinct(method: Method, ensemble: Ensemble, bodies: Sequence[Anatomy]) -> None:

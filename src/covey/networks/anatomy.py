@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -15,6 +14,7 @@ from covey.errors import ConversionError
 from covey.networks.calls import Arguments, Output, arguments, pick
 from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
 from covey.networks.trace import Trace, trace
+from covey.seeds import random_state_kept
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _probe(
         before = dict(twin.named_buffers())
         own_args, own_kwargs = tree_map(_copied, (args, kwargs))
         try:
-            with torch.random.fork_rng(devices=[]):
+            with random_state_kept(twin):
                 traced = trace(twin, own_args, own_kwargs, lambda result: pick(result, output))
         except ConversionError:
             raise
