@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from covey.coverage import Coverage
 from covey.ensemble import Ensemble
@@ -18,6 +17,7 @@ from covey.method import Method, Training
 from covey.networks.anatomy import Anatomy, examine
 from covey.networks.calls import Output
 from covey.networks.layers import Where, hollow
+from covey.networks.refusals import check_network
 
 
 def convert(
@@ -153,18 +153,4 @@ def _check_network(network: nn.Module) -> None:
         raise OptionError(
             "network is an ensemble already; convert one plain network, such as ensemble.member(0)."
         )
-    tensors = [*network.named_parameters(), *network.named_buffers()]
-    for name, tensor in tensors:
-        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-            raise ConversionError(
-                f"{name!r} has no shape yet, because its lazy module was never run. Call the network once on an input."
-            )
-    if not any(isinstance(tensor, nn.Parameter) for _, tensor in tensors):
-        raise ConversionError("the network has no parameters, so there is nothing to make an ensemble of.")
-    for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.device.type != "meta" and not torch.isfinite(tensor).all():
-            count = int((~torch.isfinite(tensor)).sum())
-            raise ConversionError(
-                f"{name!r} holds {count} of {tensor.numel()} values that are NaN or infinite; "
-                "repair or re-initialise the network before converting it."
-            )
+    check_network(network)
