@@ -49,6 +49,7 @@ class Ensemble(nn.Module):
         class_dim: the class axis of one member's output; None for the usual one.
         output: which part of what the network returns is the answer.
         seed: of the random choices that conversion made.
+        checked: what conversion found out about the members; see `covey.convert(check=...)`.
         runs: how members run in train and in eval mode: "loop", "batched" or "auto".
         temperature: calibrates the probabilities, if it is set.
         conformal: gives sets of classes, if it is set.
@@ -80,6 +81,7 @@ class Ensemble(nn.Module):
         self.task, self.seed = "classification", 0
         self.class_dim: int | None = None
         self.output = bodies[0].output
+        self.checked = ""
         self.temperature: Temperature | None = None
         self.conformal: Conformal | None = None
         self.runs = {"train": "auto", "eval": "auto"}
