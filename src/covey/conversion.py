@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from covey import checking
@@ -56,6 +55,7 @@ def convert(
             all members at any price, False none. The coverage table says what was checked. Like finding the head, it
             calls the network's copies, and so the network's hooks.
 
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> from covey.methods import BatchEnsemble
     >>> ensemble = convert(network, BatchEnsemble(members=4), example=torch.zeros(2, 4))
