@@ -313,3 +313,25 @@ def test_shared_embeddings_with_a_max_norm_train(method: covey.Method) -> None:
     weight = ens.parts["shared"].theta["0.weight"]
     assert weight.grad[x.flatten()].any()
     torch.testing.assert_close(weight.detach(), plain[0].weight.detach())
+
+
+class MaskedByBuffer(nn.Module):
+    """Attends to the past alone, by a mask that is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head((h @ h.mT + self.mask).softmax(-1) @ h)
+
+
+def test_infinities_in_a_buffer_are_no_fault() -> None:
+    net, x = MaskedByBuffer().eval(), torch.randn(2, 5, 4)
+    ens = covey.convert(net, covey.Replicate(members=2), example=x).eval()
+    torch.testing.assert_close(ens(x)[1], net(x))
+    net.mask[0, 0] = torch.nan
+    with pytest.raises(ConversionError, match="'mask' holds 1 of 25 values that are NaN"):
+        covey.convert(net, covey.Replicate(members=2), example=x)
