@@ -51,6 +51,7 @@ from covey.schema import (
     check,
     read_json,
 )
+from covey.seeds import random_state_kept
 from covey.tensor_files import Header, digest, read_header, read_tensors, write_tensors
 from covey.version import __version__
 
@@ -162,7 +163,7 @@ def _built(config: Mapping[str, Any], networks: list[nn.Module], header: Header)
     records = config["bodies"]
     bodies = [recalled(net, body, config["output"]) for net, body in zip(networks, records, strict=True)]
     layout = _layout(config, method, bodies, header)
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept():
         ensemble = method.build(bodies, layout)
     ensemble.task, ensemble.class_dim = config["task"], config["class_dim"]
     ensemble.seed, ensemble.runs = config["seed"], dict(config["runs"])
@@ -308,7 +309,7 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
                 "covey.load(folder, network=...)."
             )
         bound = _Bounded(500 + 50 * len(body["tensors"]))
-        with torch.random.fork_rng(devices=[]), bound, torch.device("meta"):
+        with random_state_kept(), bound, torch.device("meta"):
             made.append(zoo.create(body["zoo"]["name"], **body["zoo"]["arguments"]))
     return made
 

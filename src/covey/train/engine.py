@@ -17,6 +17,7 @@ from covey.ensemble import Ensemble
 from covey.layout import Layout
 from covey.locks import locked
 from covey.method import Method, Training
+from covey.seeds import random_state_kept
 from covey.store import save as save_ensemble
 from covey.train import checkpoint, history
 from covey.train.history import History
@@ -71,7 +72,7 @@ def fit(
         if folder is not None and fabric.global_rank == 0:
             stack.enter_context(locked(folder))
         job = make_job(fabric, network, data, recipe, machine, method, folder, resume=resume)
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with random_state_kept(fabric.device):
             state, resumed = _restore(job, network) if resume else (None, None)
             if state is None:
                 state = _begin(job, network)
