@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ DTYPES = {
     "U32": "uint32", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64",
 }  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # which is safetensors' own limit
 _SUFFIX = ".safetensors"
 _NAME = re.compile(r".+-([0-9a-f]{16})\.safetensors")
 
@@ -90,6 +92,7 @@ def listing(tensors: Mapping[str, Tensor]) -> dict[str, list]:
 def read_header(path: Path) -> Header:
     """A file's header, which safetensors has compared with the file's size."""
     check_stored(path)
+    check_size(path)
     tensors: dict[str, list] = {}
     with _opened(path) as file:
         metadata = file.metadata() or {}
@@ -102,6 +105,31 @@ def read_header(path: Path) -> Header:
     about = parse_json(metadata.get("covey", "{}"), path)
     check(about, Named(), path)
     return Header(tensors, about, path.stat().st_size)
+
+
+def check_size(path: Path) -> None:
+    """Refuse a file that is not as long as its header says, before safetensors maps it into memory."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size, _LONGEST_HEADER):
+                raise ValueError(f"its header should have {length} bytes")
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+        if size != expected:
+            raise ValueError(f"it has {size} bytes, and its header speaks of {expected}")
+    except (
+        OSError,
+        struct.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise StoreError(f"{path} is damaged or cut short: {error}.") from error
 
 
 @contextlib.contextmanager

@@ -113,7 +113,9 @@ def attack(
     figures: dict[str, Counter[str]] = {}
     worker = Worker(folder, seconds, gibibytes)
     try:
-        for target, seed in plan:
+        for number, (target, seed) in enumerate(plan):
+            if number % 500 == 0:
+                print(f"{number} of {len(plan)} tried", file=sys.stderr, flush=True)
             found = worker.attempt(target, seed)
             figures.setdefault(target, Counter())[found["outcome"]] += 1
             if found["outcome"] in ("raw", "hung", "over"):

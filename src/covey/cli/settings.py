@@ -17,10 +17,12 @@ from covey.data import Data, load
 from covey.data.container import Task
 from covey.data.splits import fewer
 from covey.errors import OptionError, StoreError, suggest
+from covey.files import is_ordinary
 from covey.method import Method, Training
 from covey.options import fits, in_words
 from covey.seeds import random_state_kept
 from covey.store import load as stored_ensemble
+from covey.tensor_files import check_size
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
 
@@ -180,9 +182,12 @@ def trained(network: nn.Module, path: Path) -> nn.Module:
             f"weights is a .safetensors file or the folder of a run; got {str(path)!r}. Another kind of file becomes "
             "one with safetensors.torch.save_file(network.state_dict(), 'network.safetensors')."
         )
+    if not is_ordinary(path):
+        raise StoreError(f"weights cannot be read from {path}: it is missing, or no ordinary file")
     try:
+        check_size(path)
         network.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (StoreError, OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise StoreError(f"weights cannot be read from {path}: {' '.join(str(error).split())}") from error
     return network
 
