@@ -120,6 +120,7 @@ def test_settings_that_a_checkpoint_does_not_know_had_their_default():
 def rewritten(folder, dropped="nothing", **changes):
     """The newest checkpoint with other words in its record, and the checksum that goes with them."""
     path, about, tensors = checkpoint.newest(folder)
+    about.pop("tensors")
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
     path.unlink()
     write_tensors(path.parent, path.name[:10], tensors, {"format": 2, **about, **changes})
@@ -141,6 +142,8 @@ def rewritten(folder, dropped="nothing", **changes):
             "does not fit",
         ),
         ({"settings": {}}, "settings lacks 'recipe'"),
+        ({"tensors": {}}, "holds other tensors than its record says"),
+        ({"notes": {"best": "high"}}, "notes.best should be a number"),
     ],
 )
 def test_a_checkpoint_whose_record_was_changed_is_refused(tmp_path, changes, words):
