@@ -14,6 +14,7 @@ from covey.method import Method
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization
+from covey.parts.acting import RankOneWeight
 from covey.tensors import Tensors, scale_gradient
 
 
@@ -114,6 +115,8 @@ class RankOne(Parameterization):
     one is missing it counts as ones. For a grouped convolution r has all input channels.
     """
 
+    acts = True
+
     def __init__(
         self,
         weights: Mapping[str, Tensor],
@@ -143,6 +146,35 @@ class RankOne(Parameterization):
             name: scale_gradient(weight, self.gamma) * self._factor(name, members)
             for name, weight in self.theta.items()
         }
+
+    def own(self, members: Sequence[int]) -> dict[str, Tensor]:
+        """The members' r and s; weights that cannot act, as they are."""
+        found = {}
+        for name, weight in self.theta.items():
+            if not self._acts(name):
+                found[name] = scale_gradient(weight, self.gamma) * self._factor(name, members)
+                continue
+            if name in self.r:
+                found["r " + name] = rows(self.r[name], members)
+            if name in self.s:
+                found["s " + name] = rows(self.s[name], members)
+        return found
+
+    def acting(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights that scale activations."""
+        found = {}
+        for name, weight in self.theta.items():
+            if not self._acts(name):
+                found[name] = own[name]
+                continue
+            shared = scale_gradient(weight, self.gamma)
+            found[name] = RankOneWeight(shared, own.get("r " + name), own.get("s " + name), self.axes[name])
+        return found
+
+    def _acts(self, name: str) -> bool:
+        """A transposed convolution's weight does not."""
+        axes = self.axes[name]
+        return not axes.inputs_first or axes.inputs is None
 
     def _factor(self, name: str, members: Sequence[int]) -> Tensor:
         """The outer products in the weight's shape, (len(members), out, in, 1, ...)."""
