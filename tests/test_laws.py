@@ -68,9 +68,7 @@ EXEMPT: dict[tuple[str, str], str] = {
 IMPOSSIBLE: dict[tuple[str, str], str] = {
     ("norm-ensemble", "depthwise"): "no normalisation layer",
     ("mimo", "densenet"): "does something else with its input",
-    ("mimo", "bert"): "does something else with its input",
     ("mimo", "tied"): "share",
-    ("mimo", "bare"): "linear, convolution or embedding",
 }
 
 CASES = [(m, n) for m in METHODS for n in NETWORKS if (m, n) not in IMPOSSIBLE]
@@ -298,6 +296,7 @@ def _closed_form(method: str, name: str) -> int:
         stem = {
             "mlp": "0.weight", "convnet": "body.0.weight", "resnet": "stem.weight",
             "depthwise": "expand.weight", "vit": "patch.weight", "twice": "first.weight", "lstm": "embedding.weight",
+            "bare": "weight", "bert": "bert.embeddings.word_embeddings.weight",
         }[name]  # fmt: skip
         return total + (M - 1) * (sizes[stem] + head_size)
     if method in ("masksembles", "mc-dropout"):
