@@ -44,11 +44,16 @@ def main() -> None:
     """A table: network, method, run."""
     torch.manual_seed(0)
     networks = {
-        "MLP 4 x 1024, batch 64": (zoo.create("mlp", classes=10, features=1024, hidden=(1024,) * 4), (64, 1024)),
+        "MLP 4 x 1024, batch 64": (
+            zoo.create("mlp", classes=10, features=1024, hidden=(1024,) * 4),
+            (64, 1024),
+        ),
         "ResNet-18, batch 16": (zoo.create("cifar-resnet-18", classes=10, channels=3), (16, 3, 32, 32)),
         "6 encoder layers, batch 8 x 64": (encoder(), (8, 64, 256)),
     }
-    print(f"{'network':32} {'method':16} {'weights':8} {'loop':>8} {'batched':>8}   P per member, M {MEMBERS}")
+    print(
+        f"{'network':32} {'method':16} {'weights':8} {'loop':>8} {'batched':>8}   P per member, M {MEMBERS}"
+    )
     for name, (network, shape) in networks.items():
         x = torch.randn(*shape)
         size = sum(p.numel() * p.element_size() for p in network.parameters())
@@ -62,7 +67,9 @@ def main() -> None:
                     ensemble.run = run
                     row.append((kept(ensemble, x) - MEMBERS * alone) / size / MEMBERS)
                 form = "acting" if acting else "made"
-                print(f"{name:32} {type(method).__name__:16} {form:8} {row[0]:8.3f} {row[1]:8.3f}", flush=True)
+                print(
+                    f"{name:32} {type(method).__name__:16} {form:8} {row[0]:8.3f} {row[1]:8.3f}", flush=True
+                )
 
 
 if __name__ == "__main__":

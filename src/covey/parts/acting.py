@@ -105,9 +105,10 @@ class RankOneLayer(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         x: Tensor, weight: Tensor, r: Tensor | None, s: Tensor | None, layer: Layer
     ) -> tuple[Tensor, Tensor]:
+        """The cheaper of both ways."""
         if not _acts(x, weight):
             each = []
             for k, one in enumerate(x.split(1)):
@@ -121,13 +122,15 @@ class RankOneLayer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        """Keep the input and the shared tensors."""
         x, weight, r, s, ctx.layer = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(x, weight, r, s, output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Of the input, the weight, r and s."""
         if grad is None:
             return (None,) * 5
         x, weight, r, s, before = ctx.saved_tensors
@@ -140,7 +143,7 @@ class RankOneLayer(torch.autograd.Function):
         if in_dims[1] is not None:
             raise NotImplementedError("the shared weight of a rank-one layer cannot be mapped over")
         size = info.batch_size
-        x, r, s = (
+        x, r, s = (  # type: ignore[assignment]
             _members(tensor, dim, size) for tensor, dim in ((x, in_dims[0]), (r, in_dims[2]), (s, in_dims[3]))
         )
         y, before = RankOneLayer.apply(x, weight, r, s, layer)
@@ -168,7 +171,9 @@ def _backward_dense(
     layer: Layer, grad: Tensor, x: Tensor, weight: Tensor, r: Any, s: Any, _: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """The members' weights are made once more; their gradients hold those of the weight, of r and of s."""
-    inputs, grads_r, grads_s = [], [], []
+    inputs: list[Any] = []
+    grads_r: list[Any] = []
+    grads_s: list[Any] = []
     shared: Tensor | None = None
     for k in range(len(x)):
         factor = outer(weight, _row(r, k), _row(s, k), layer.groups)
@@ -183,7 +188,7 @@ def _backward_dense(
         grads_r.append(grad_r)
         grads_s.append(grad_s)
     return (
-        torch.cat(inputs) if needs[0] else None,  # type: ignore[arg-type]
+        torch.cat(inputs) if needs[0] else None,
         shared,
         torch.stack(grads_r) if needs[2] else None,
         torch.stack(grads_s) if needs[3] else None,
@@ -232,8 +237,9 @@ class ActingWeight(Tensor):
     """A weight that has a shape but no values; functions that it has no answer to get `dense()`."""
 
     @staticmethod
-    def __new__(cls, like: Tensor) -> ActingWeight:
-        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    def __new__(cls, like: Tensor, *_: Any) -> Any:
+        """A tensor of the same shape and kind, without memory."""
+        return Tensor._make_wrapper_subclass(
             cls, like.shape, dtype=like.dtype, device=like.device, requires_grad=like.requires_grad
         )
 
@@ -273,7 +279,9 @@ class ActingWeight(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
         """Where torch does not ask by `__torch_function__`."""
         args, kwargs = tree_map(_densely, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -282,16 +290,9 @@ class ActingWeight(Tensor):
 class RankOneWeight(ActingWeight):
     """W * (s r^T), one member's; r or s may be None."""
 
-    @staticmethod
-    def __new__(cls, weight: Tensor, r: Tensor | None, s: Tensor | None, axes: Axes) -> RankOneWeight:
-        made = super().__new__(cls, weight)  # type: ignore[arg-type]
-        made.weight, made.r, made.s, made.axes = weight, r, s, axes
-        return made
-
-    weight: Tensor
-    r: Tensor | None
-    s: Tensor | None
-    axes: Axes
+    def __init__(self, weight: Tensor, r: Tensor | None, s: Tensor | None, axes: Axes) -> None:
+        super().__init__()
+        self.weight, self.r, self.s, self.axes = weight, r, s, axes
 
     def dense(self) -> Tensor:
         """Made now, and not kept here."""
@@ -386,7 +387,7 @@ def _embedding(
     return weight.embedding(input, padding_idx)
 
 
-def _opened(function: types.FunctionType) -> Callable:
+def _opened(function: Any) -> Callable:
     """A function of torch's in Python that goes on with its own lines instead of asking its arguments first."""
     inside = {**function.__globals__, "has_torch_function": lambda *_: False}
     made = types.FunctionType(
@@ -400,7 +401,7 @@ def _opened(function: types.FunctionType) -> Callable:
 _ASKED = {
     Tensor.shape.__get__,  # type: ignore[attr-defined]
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
-    Tensor.device.__get__,  # type: ignore[attr-defined]
+    Tensor.device.__get__,
     Tensor.ndim.__get__,  # type: ignore[attr-defined]
     Tensor.layout.__get__,  # type: ignore[attr-defined]
     Tensor.requires_grad.__get__,  # type: ignore[attr-defined]

@@ -24,12 +24,16 @@ class Shared(Parameterization):
     role = "shared"
     varies = False
 
-    def __init__(self, tensors: Mapping[str, Tensor], notes: Mapping[str, str], gamma: float) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], notes: Mapping[str, str], gamma: float, lr: float = 1.0
+    ) -> None:
         super().__init__()
         self.names = tuple(tensors)
         self.theta = Tensors({name: _parameter(tensor) for name, tensor in tensors.items()})
         self.notes = dict(notes)
-        self.gamma = gamma
+        self.gamma, self.lr = gamma, lr
+        if lr == 0:
+            self.theta.requires_grad_(False)
 
     def member(self, k: int) -> dict[str, Tensor]:
         """The shared tensors."""
@@ -37,7 +41,7 @@ class Shared(Parameterization):
 
     def groups(self) -> list[Group]:
         """One group."""
-        return [Group(list(self.theta.parameters()), "shared")]
+        return [Group(list(self.theta.parameters()), "shared", self.lr)]
 
     def parameter_count(self, name: str) -> int:
         """As many as the network has."""
@@ -255,6 +259,7 @@ def assemble(
     parts: Mapping[str, Parameterization],
     *,
     gamma: float = 1.0,
+    lr: float = 1.0,
     kind: type[Ensemble] = Ensemble,
 ) -> Ensemble:
     """An ensemble out of what a method makes; tensors of one network that no part makes are shared by all members.
@@ -267,6 +272,7 @@ def assemble(
         layout: what the method decided; its notes go into the coverage table.
         parts: what the method makes, by label. A part without tensors is left out.
         gamma: factor of the gradient of the shared rest.
+        lr: factor of its learning rate; 0 freezes it.
         kind: the class of the ensemble.
     """
     found = {label: part for label, part in parts.items() if part.names}
@@ -274,7 +280,7 @@ def assemble(
         taken = {name for part in parts.values() for name in part.names}
         rest = {n: t for n, t in bodies[0].network.named_parameters() if n not in taken}
         if rest:
-            found["shared"] = Shared(rest, layout.notes, gamma)
+            found["shared"] = Shared(rest, layout.notes, gamma, lr)
     return kind(method, bodies, layout, found)
 
 
