@@ -90,7 +90,7 @@ def test_frozen_parameters_come_back_frozen(tmp_path: Path) -> None:
     covey.save(ens, tmp_path)
     again = covey.load(tmp_path, mlp())
     assert [p.requires_grad for p in ens.parameters()] == [p.requires_grad for p in again.parameters()]
-    assert str(ens.coverage) == str(again.coverage)
+    assert ens.coverage.rows == again.coverage.rows
 
 
 def test_frozen_layers_that_a_method_would_redraw_are_refused() -> None:

@@ -46,7 +46,7 @@ class _ScaledGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(tensor: Tensor, factor: float) -> Tensor:
-        return tensor.view_as(tensor)
+        return tensor.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
