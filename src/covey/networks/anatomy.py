@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -17,6 +16,7 @@ from covey.networks.held import held
 from covey.networks.layers import Axes, Where, axes, canonical, copied, origin_of, owner_of, select, ties
 from covey.networks.refusals import check_keywords
 from covey.networks.trace import Trace, trace
+from covey.seeds import random_state_kept
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _probe(
         unregistered = _unregistered(twin)
         own_args, own_kwargs = tree_map(_copied, (args, kwargs))
         try:
-            with torch.random.fork_rng(devices=[]):
+            with random_state_kept(twin):
                 traced = trace(twin, own_args, own_kwargs, lambda result: pick(result, output))
         except ConversionError:
             raise
