@@ -73,7 +73,7 @@ _BODY = Record(
         "state": Many(Word()),
         "zoo": Maybe(Record({"name": Word(), "arguments": Named(_ARGUMENT)})),
     },
-    optional={"writes_inputs": Maybe(Truth())},
+    optional={"writes_inputs": Maybe(Truth()), "rewrites": Many(Word())},
 )
 _COMMON: dict[str, Spec] = {
     "method": Word(),
@@ -342,6 +342,11 @@ def _check_members(ensemble: Ensemble) -> None:
         buffers, row = trial.buffers_of(k)
         with torch.no_grad():
             made = {**trial.tensors(k), **buffers.member(row)}
+        for name in trial.records[trial.network_of(k)].get("rewrites", ()):
+            if name not in made:
+                raise ConversionError(
+                    f"the network is said to change {name!r} in place, which it does not have."
+                )
         for name, wanted in listing(trial.skeleton(k)).items():
             if name not in made or list(made[name].shape) != wanted[0]:
                 found = tuple(made[name].shape) if name in made else "no such tensor"

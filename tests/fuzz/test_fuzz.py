@@ -63,7 +63,7 @@ def test_whatever_a_text_holds_is_json_or_a_clear_error(text: str) -> None:
     assert told.startswith("it is broken or cut short") or not told
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "words",
     [
