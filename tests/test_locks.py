@@ -116,3 +116,23 @@ def test_where_there_are_no_locks_a_warning_says_so(
     monkeypatch.setattr("covey.locks._lock", refused)
     with locked(tmp_path):
         assert "cannot be locked" in caplog.text
+
+
+def test_a_run_that_cannot_begin_leaves_no_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "train",
+        "replicate",
+        "--where",
+        "nowhere",
+        "--data",
+        "digits",
+        "--samples",
+        "60",
+        "--epochs",
+        "1",
+    ]
+    assert main.main([*words, "--no-progress", "--folder", str(tmp_path)]) == 2
+    assert "matches none of the network" in capsys.readouterr().err
+    assert not (tmp_path / "settings.json").exists()

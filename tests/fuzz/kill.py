@@ -24,7 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
 import torch
-from small import blobs, convnet, images, mlp
+from small import blobs, images, mlp
+from torch import nn
 
 import covey
 from covey.data import Augment
@@ -58,10 +59,19 @@ WAYS: dict[str, tuple[Any, covey.Recipe]] = {
     "mimo": (covey.MIMO(members=2), RECIPE),
     "masksembles": (covey.Masksembles(members=3), RECIPE),
     "mc-dropout": (covey.MCDropout(members=3), RECIPE),
-    "mixture": (covey.Mixture(members=3), RECIPE),
-    "hypernetwork": (covey.Hypernetwork(members=3), RECIPE),
-    "superweights": (covey.SuperWeights(members=3, refine_at=2), RECIPE),
+    "mixture": (covey.Mixture(members=2), RECIPE),
+    "hypernetwork": (covey.Hypernetwork(members=2), RECIPE),
+    "superweights": (covey.SuperWeights(members=2, refine_at=2), RECIPE),
 }
+
+
+def stacked() -> nn.Module:
+    """Convolutions of one shape, which can share templates."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs in (1, 6, 6, 6):
+        layers += [nn.Conv2d(inputs, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2))
 
 
 def train(name: str, folder: Path) -> None:
@@ -71,7 +81,7 @@ def train(name: str, folder: Path) -> None:
     way, recipe = WAYS[name]
     network, data = mlp(norm=True, dropout=0.2), blobs(40, held=20)
     if name in ON_IMAGES:
-        network, data = convnet(), images(40)
+        network, data = stacked(), images(40)
     covey.fit(network, data, recipe, method=way, folder=folder, machine=QUIET, resume=True)
 
 
