@@ -200,6 +200,7 @@ def _probe(
                 f"It says: {type(error).__name__}: {error}"
             ) from error
         _check_nothing_made(network, twin)
+        _check_shapes(network, twin)
         _check_nothing_hidden(unregistered)
         found.append(traced)
         # state is what is written to, whether or not its value came out different this time
@@ -242,6 +243,18 @@ def _check_nothing_hidden(before: Iterable[tuple[str, Tensor, int]]) -> None:
             raise ConversionError(
                 f"the network changes the tensor {path!r} in place, and torch does not know it as a buffer, so members "
                 "would meet in it. Register it with register_buffer (persistent=False keeps it out of state dicts)."
+            )
+
+
+def _check_shapes(network: nn.Module, after: nn.Module) -> None:
+    """Refuse a network whose buffers get other shapes when it first runs: members' buffers are stacked."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in after.named_buffers()}
+    for name, tensor in network.named_buffers():
+        was, now = tuple(tensor.shape), shapes.get(name, tuple(tensor.shape))
+        if was != now:
+            raise ConversionError(
+                f"the buffer {name!r} has the shape {was} and gets the shape {now} in the forward pass, as those of "
+                "fake quantisation do. Call the network once on an input, in train mode, before converting it."
             )
 
 
