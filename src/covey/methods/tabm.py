@@ -63,8 +63,9 @@ class TabM(Method):
         first = [name for name in body.select("stem") if name in matrices and body.axes(name).inputs]
         if not first or not heads:
             raise ConversionError(
-                "TabM scales the inputs of the first layer and gives each member a head, so it needs a first linear layer "
-                f"or convolution that is not the head; the first layer here is {', '.join(body.stem) or 'not known'}."
+                "TabM scales the inputs of the first layer and gives each member a head, so it needs a first linear "
+                "layer or convolution that is not the head; the first layer here is "
+                f"{', '.join(body.stem) or 'not known'}."
             )
         vectors = []
         if not self.mini:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 def quantile_edges(inputs: Tensor, bins: int = 48) -> list[Tensor]:
     """For each column of a table (N, D) the edges of its bins: quantiles, each once.
@@ -50,17 +52,12 @@ class PiecewiseLinear(nn.Module):
         for j, each in enumerate(edges):
             bins = len(each) - 1
             left[j, :bins], size[j, :bins] = each[:-1], each.diff()
-            low[j, 0], high[j, bins - 1] = -torch.inf, torch.inf
-            left[j, bins:], high[j, bins:] = (
-                torch.inf,
-                0.0,
-            )  # bins that only other features have are never entered
+            low[j, 0], high[j, bins - 1] = -LARGEST, LARGEST
+            high[j, bins:] = 0.0  # bins that only other features have are never entered
         for name, tensor in (("left", left), ("size", size), ("low", low), ("high", high)):
             self.register_buffer(name, tensor)
-        self.weight, self.bias = (
-            nn.Parameter(torch.empty(len(edges), width)),
-            nn.Parameter(torch.empty(len(edges), width)),
-        )
+        self.weight = nn.Parameter(torch.empty(len(edges), width))
+        self.bias = nn.Parameter(torch.empty(len(edges), width))
         self.pieces = nn.Parameter(torch.empty(len(edges), most, width))
         self.reset_parameters()
 
