@@ -71,6 +71,7 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
     ("norm-ensemble", "depthwise"): "no normalisation layer",
     ("mimo", "densenet"): "does something else with its input",
     ("mimo", "tied"): "share",
+    ("tabm", "tied"): "first layer with a weight matrix that is not the head",
 }
 
 CASES = [(m, n) for m in METHODS for n in NETWORKS if (m, n) not in IMPOSSIBLE]

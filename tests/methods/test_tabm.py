@@ -70,7 +70,7 @@ def test_how_it_starts_and_what_it_stores() -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(ConversionError, match="first linear layer"):
+    with pytest.raises(ConversionError, match="first layer with a weight matrix"):
         covey.convert(nn.Linear(5, 2).double(), covey.TabM(members=4), example=X)
     with pytest.raises(CollapseError):
         covey.convert(network(), covey.TabM(members=4), example=X).collapse()

@@ -60,11 +60,11 @@ class TabM(Method):
         heads = body.select("head")
         inside = [name for name in body.select("stem" if self.mini else "all") if name not in heads]
         matrices = [name for name in body.matrices("stem" if self.mini else "all") if name in inside]
-        first = [name for name in body.select("stem") if name in matrices and body.axes(name).inputs]
+        first = [name for name in body.select("stem") if name in matrices]
         if not first or not heads:
             raise ConversionError(
-                "TabM scales the inputs of the first layer and gives each member a head, so it needs a first linear "
-                "layer or convolution that is not the head; the first layer here is "
+                "TabM scales the inputs of the first layer and gives each member a head, so it needs a first layer "
+                "with a weight matrix that is not the head; the first layer here is "
                 f"{', '.join(body.stem) or 'not known'}."
             )
         vectors = []
@@ -89,10 +89,13 @@ class TabM(Method):
         s: dict[str, Tensor] = {}
         for name, weight in weights.items():
             inputs, outputs = how[name].inputs, how[name].outputs
+            is_first = name in layout.tensors["first"]
             if inputs is not None:
-                r[name] = nn.Parameter(self._factors(weight, inputs, random=name in layout.tensors["first"]))
-            if not self.mini:
-                s[name] = nn.Parameter(self._factors(weight, outputs, random=False))
+                r[name] = nn.Parameter(self._factors(weight, inputs, random=is_first))
+            if (
+                inputs is None or not self.mini
+            ):  # an embedding's outputs are the first numbers that can be scaled
+                s[name] = nn.Parameter(self._factors(weight, outputs, random=is_first and inputs is None))
         copies = {n: stack(t, self.members) for n, t in body.values(layout.tensors["replicated"]).items()}
         networks = [fresh(body.network) for _ in range(self.members)]
         heads = {}
@@ -112,7 +115,8 @@ class TabM(Method):
         total = sum(tensor.numel() for tensor in body.network.parameters())
         for name in layout.tensors["rank_one"]:
             how = body.axes(name)
-            total += self.members * ((how.inputs or 0) + (0 if self.mini else how.outputs))
+            has_outputs = how.inputs is None or not self.mini
+            total += self.members * ((how.inputs or 0) + (how.outputs if has_outputs else 0))
         for name in (*layout.tensors["replicated"], *layout.tensors["heads"]):
             total += (self.members - 1) * body.network.get_parameter(name).numel()
         return total
