@@ -88,7 +88,8 @@ def ensemble_of(
         options = covey.MCDropout(members=M, p=0.3, after=(law.drop,))
     if method == "packed":
         return copy.deepcopy(_packed(name, dtype))
-    return covey.convert(network(name, dtype), options, example=law.x(4), output=law.output)
+    # the laws try what conversion would try
+    return covey.convert(network(name, dtype), options, example=law.x(4), output=law.output, check=False)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from covey.errors import ConversionError, OptionError
+from covey.seeds import random_state_kept
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble
@@ -227,7 +228,7 @@ def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: in
 def _nothing_changed(ensemble: Ensemble) -> Iterator[None]:
     """Buffers and random state are as before when the block ends."""
     state = {name: tensor.clone() for name, tensor in ensemble.named_buffers()}
-    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+    with random_state_kept(ensemble):
         try:
             yield
         finally:

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from covey.seeds import random_states
+
 # Operations that multiply data by a weight: what one would call a layer. Matched on the operator's name.
 _LAYERS = ("mm", "linear", "matmul", "conv", "embedding", "rnn", "lstm", "gru", "einsum", "cdist", "bilinear")
+_ONCE = "embedding_renorm"  # changes a weight in place, and nothing when it is done again
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Trace:
         inputs: the values given to the network.
         outputs: the values of the selected output.
         written: names of the parameters and buffers that were changed in place.
+        rescaled: those among them that another call would change again. An embedding with `max_norm` is none.
         writes_inputs: whether an input was changed in place.
     """
 
@@ -47,6 +51,7 @@ class Trace:
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
+    rescaled: set[str] = field(default_factory=set)
     writes_inputs: bool = False
 
     @property
@@ -157,15 +162,20 @@ class _Recorder(TorchDispatchMode):
         self._count += 1
         return self._count
 
-    def _overwrite(self, tensor: Tensor) -> int:
+    def _overwrite(self, tensor: Tensor, by: str) -> int:
         """A tensor changed in place: it, and all that share its memory, hold a new value of the same name."""
         self.value(tensor)
         new = self._next()
-        for alias in self._sharing[_memory(tensor)]:
+        sharing = self._sharing.setdefault(_memory(tensor), [])
+        if not any(alias is tensor for alias in sharing):  # it was resized, and has other memory than before
+            sharing.append(tensor)
+        for alias in sharing:
             old = self._value[id(alias)]
             if old in self.trace.names:
                 self.trace.names[new] = self.trace.names[old]
                 self.trace.written.add(self.trace.names[old])
+                if _ONCE not in by:
+                    self.trace.rescaled.add(self.trace.names[old])
             if old in self.trace.inputs:
                 self.trace.inputs.add(new)
                 self.trace.writes_inputs = True
@@ -176,17 +186,28 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        reads = frozenset(self.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
-        before = torch.get_rng_state() if seeded else None
-        out = func(*args, **kwargs)
-        random = before is not None and not torch.equal(before, torch.get_rng_state())
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        reads = frozenset(self.value(tensor) for tensor in given)
+        out, random = _watched(func, args, kwargs, given)
         mutated = _mutated(func, args, kwargs)
         changed = {id(t) for t in mutated}
-        written = [self._overwrite(t) for t in mutated]
+        written = [self._overwrite(t, str(func)) for t in mutated]
         written += [self.value(t) for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in changed]
         self.trace.ops.append(_Op(str(func), reads, tuple(written), random))
         return out
+
+
+def _watched(func: Any, args: tuple, kwargs: dict[str, Any], given: list[Tensor]) -> tuple[Any, bool]:
+    """What an operator returns, and whether it drew random numbers."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return func(*args, **kwargs), False
+    devices = {tensor.device for tensor in given}
+    if kwargs.get("device") is not None:
+        devices.add(torch.device(kwargs["device"]))
+    before = random_states(devices)
+    out = func(*args, **kwargs)
+    drew = any(not torch.equal(old, new) for old, new in zip(before, random_states(devices), strict=True))
+    return out, drew
 
 
 def _memory(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from covey.errors import ConversionError
 from covey.networks.calls import Output, pick
+from covey.seeds import random_state_kept, random_states
 from covey.surgery.torch_internals import map_leaves
 
 
@@ -37,7 +38,7 @@ def check_packed(
     one = copy.deepcopy(packed)
     each = copy.deepcopy(list(members))
     compared = _Compared(one, each, args, kwargs, output)
-    with torch.random.fork_rng(devices=_cuda(members)):
+    with random_state_kept(*members):
         compared.check(training=False)
         if compared.members_can_train():
             compared.check(training=True)
@@ -57,9 +58,9 @@ class _Compared:
     def check(self, training: bool) -> None:
         """Run both and compare; where members draw random numbers, both must at least run."""
         mode = "train" if training else "eval"
-        before = torch.get_rng_state()
+        before = self._random_states()
         expected = self._members_answer(training)
-        self.is_random |= not torch.equal(before, torch.get_rng_state())
+        self.is_random |= not all(map(torch.equal, before, self._random_states()))
         found = self.one.train(training)(*self._inputs()[0], **self._inputs()[1])
         if self.is_random or not isinstance(found, Tensor):
             return
@@ -79,6 +80,9 @@ class _Compared:
         except Exception:  # the network's own affair
             return False
         return True
+
+    def _random_states(self) -> list[Tensor]:
+        return random_states({tensor.device for tensor in self.each[0].parameters()})
 
     def _members_answer(self, training: bool) -> Tensor:
         answers = []
@@ -108,8 +112,3 @@ def _differs(mode: str, how: str) -> ConversionError:
         f"the network cannot be packed into one: packed, it answers otherwise than its members do in {mode} mode: "
         f"{how}. Use the ensemble as it is (run='loop' or 'batched')."
     )
-
-
-def _cuda(members: Sequence[nn.Module]) -> list[int]:
-    devices = {tensor.device for member in members for tensor in member.parameters()}
-    return sorted(device.index for device in devices if device.type == "cuda")

@@ -24,6 +24,7 @@ from torch.fx import Node
 from covey.errors import ConversionError, CoveyError
 from covey.networks.calls import Output, pick
 from covey.networks.layers import owner_of, ties
+from covey.seeds import random_state_kept
 from covey.surgery.packed_checks import check_packed
 from covey.surgery.packed_functions import FixedInput
 from covey.surgery.packer import FRONT, SHARED, VALUE, Packer, new_name
@@ -261,7 +262,7 @@ def _packed_graph(
     traced = _trace(example, inputs)
     names = [str(node.target) for node in traced.graph.nodes if node.op == "placeholder"]
     values = tuple(map_leaves(_copied, inputs.values[name]) for name in names)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), random_state_kept(example):
         shapes = shapes_of_nodes(copy.deepcopy(traced).eval(), values)
     packer = Packer(list(members), shapes, root, traced, forms, bare)
     for node in traced.graph.nodes:
