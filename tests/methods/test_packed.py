@@ -468,6 +468,20 @@ def dropped_samples(h: Tensor) -> Tensor:
     return h * noise.bernoulli_(0.5)
 
 
+class Fused(nn.Module):
+    """Attention as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 24), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.first(x).reshape(x.shape[0], x.shape[1], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return self.last(mixed.transpose(1, 2).reshape(x.shape[0], x.shape[1], 8))
+
+
 class Noisy(nn.Module):
     """Drops features of its input, and drops samples as stochastic depth does."""
 
@@ -493,6 +507,7 @@ PACKS: dict[str, tuple[Callable[[], nn.Module], tuple, dict[str, Any]]] = {
     "a batch norm by hand": (NormedByHand, (torch.randn(4, 2, 8, 8).double(),), {}),
     "a flag": (WithOptions, (torch.randn(4, 6).double(),), {"twice": True}),
     "a mask": (WithOptions, (torch.randn(4, 6).double(), torch.rand(4, 1).double()), {}),
+    "attention as a function": (Fused, (torch.randn(4, 5, 6).double(),), {}),
     "attention weights": (WithWeights, (torch.randn(4, 5, 6).double(),), {}),
     "spectral norm": (
         lambda: nn.Sequential(nn.Linear(6, 8), spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 4)),

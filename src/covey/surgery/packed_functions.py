@@ -199,7 +199,7 @@ def attention(
     mask = rest[0] if rest else options.get("attn_mask")
     if mask is not None:
         return F.scaled_dot_product_attention(query, key, value, *rest, **options)
-    members = len(query)
+    members = query.shape[0]  # no len(): torch.fx follows this function when it reads a stored network
     query = query.flatten(0, 1)
     key = key.flatten(0, 1)
     value = value.flatten(0, 1)
