@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,7 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
 
     # the index keeps vmap content where nothing else is mapped
     index = torch.arange(len(members))
-    with _batchable_attention(), ensemble.nothing_left_behind():
+    with _batchable_attention(), _own_precision(ensemble), ensemble.nothing_left_behind():
         outputs, after = vmap(one, randomness="different")(index, varying, owned, own, mapped)
     if ensemble.training:
         _write_back(ensemble, members, after, {name: fixed[name] for name in copies if name not in own})
@@ -171,6 +171,17 @@ def _batchable_attention() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def _own_precision(ensemble: Ensemble) -> Iterator[None]:
+    """No autocast: under vmap torch casts only what is not mapped, and then refuses convolutions of both kinds."""
+    kinds = {tensor.device.type for tensor in ensemble.parameters()}
+    with ExitStack() as stack:
+        for kind in kinds:
+            if torch.amp.is_autocast_available(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _without_padding(skeleton: nn.Module, varying: dict[str, Tensor]) -> dict[str, Tensor]:
