@@ -224,6 +224,14 @@ def _check_nothing_made(network: nn.Module, after: nn.Module) -> None:
                 f"the network makes {name!r} in its forward pass. Call it once on an input before converting it, so "
                 "that all its layers are there."
             )
+    shapes = {name: tensor.shape for name, tensor in network.named_buffers()}
+    for name, tensor in after.named_buffers():
+        if name in shapes and tensor.shape != shapes[name]:
+            raise ConversionError(
+                f"the network gives its buffer {name!r} another shape in its forward pass: {tuple(tensor.shape)} instead "
+                f"of {tuple(shapes[name])}. Call it once in train mode on an input before converting it; an ensemble "
+                "needs buffers that keep their shapes."
+            )
 
 
 def _unregistered(network: nn.Module) -> list[tuple[str, Tensor, int]]:

@@ -164,7 +164,10 @@ class _Recorder(TorchDispatchMode):
         """A tensor changed in place: it, and all that share its memory, hold a new value of the same name."""
         self.value(tensor)
         new = self._next()
-        for alias in self._sharing[_memory(tensor)]:
+        aliases = self._sharing.setdefault(_memory(tensor), [])
+        if not any(alias is tensor for alias in aliases):  # it was resized, and has other memory now
+            aliases.append(tensor)
+        for alias in aliases:
             old = self._value[id(alias)]
             if old in self.trace.names:
                 self.trace.names[new] = self.trace.names[old]
