@@ -228,9 +228,9 @@ def _check_nothing_made(network: nn.Module, after: nn.Module) -> None:
     for name, tensor in after.named_buffers():
         if name in shapes and tensor.shape != shapes[name]:
             raise ConversionError(
-                f"the network gives its buffer {name!r} another shape in its forward pass: {tuple(tensor.shape)} instead "
-                f"of {tuple(shapes[name])}. Call it once in train mode on an input before converting it; an ensemble "
-                "needs buffers that keep their shapes."
+                f"the network gives its buffer {name!r} another shape in its forward pass: {tuple(tensor.shape)} "
+                f"instead of {tuple(shapes[name])}. Call it once in train mode on an input before converting it; an "
+                "ensemble needs buffers that keep their shapes."
             )
 
 
