@@ -294,3 +294,73 @@ def test_no_option_takes_what_is_not_of_its_kind(name: str) -> None:
             with pytest.raises(OptionError):
                 kind(**{field.name: bad})
     assert kind() == default
+
+
+@pytest.mark.parametrize("method", [covey.MultiHead(members=2), covey.Masksembles(members=2)])
+def test_shared_embeddings_with_a_max_norm_train(method: covey.Method) -> None:
+    """Their weights are changed in place in the forward pass, under a scaled gradient too."""
+    net = nn.Sequential(
+        nn.Embedding(9, 8, max_norm=1.0), nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 3)
+    )
+    with torch.no_grad():
+        net[0].weight.mul_(3)
+    x, y = torch.randint(0, 9, (4, 3)), torch.randint(0, 3, (4,))
+    ens = covey.convert(net, method, example=x)
+    ens.run = "loop"
+    plain = ens.member(0)
+    torch.testing.assert_close(ens(x)[0], plain(x))
+    ens.loss(x, y).backward()
+    weight = ens.parts["shared"].theta["0.weight"]
+    assert weight.grad[x.flatten()].any()
+    torch.testing.assert_close(weight.detach(), plain[0].weight.detach())
+
+
+class MaskedByBuffer(nn.Module):
+    """Attends to the past alone, by a mask that is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head((h @ h.mT + self.mask).softmax(-1) @ h)
+
+
+def test_infinities_in_a_buffer_are_no_fault() -> None:
+    net, x = MaskedByBuffer().eval(), torch.randn(2, 5, 4)
+    ens = covey.convert(net, covey.Replicate(members=2), example=x).eval()
+    torch.testing.assert_close(ens(x)[1], net(x))
+    net.mask[0, 0] = torch.nan
+    with pytest.raises(ConversionError, match="'mask' holds 1 of 25 values that are NaN"):
+        covey.convert(net, covey.Replicate(members=2), example=x)
+
+
+class Grows(nn.Module):
+    """A buffer gets its shape, and other memory, when the network first runs in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("largest", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.training:
+            self.largest.resize_(y.shape[1]).copy_(y.detach().amax(0))
+        return y / (1 + self.largest.abs())
+
+
+def test_a_buffer_that_gets_its_shape_in_the_forward_pass_is_refused_until_it_has_it() -> None:
+    net, x = Grows(), torch.randn(5, 4)
+    with pytest.raises(
+        ConversionError, match=r"'largest' has the shape \(1,\) and gets the shape \(3,\).*once"
+    ):
+        covey.convert(net, covey.Replicate(members=2), example=x)
+    net(x)
+    ens = covey.convert(net, covey.Replicate(members=2), example=x)
+    ens.run = "loop"
+    plain = ens.member(1)
+    torch.testing.assert_close(ens(x)[1], plain(x))
+    torch.testing.assert_close(ens.member(1).largest, plain.largest)

@@ -188,30 +188,3 @@ def test_a_network_that_cannot_be_copied_says_so() -> None:
     network.stream = (number for number in range(3))
     with pytest.raises(ConversionError, match="cannot be copied.*generator"):
         covey.convert(network, covey.Replicate(members=2))
-
-
-class Grows(nn.Module):
-    """Gives a buffer its shape in the first pass, as observers of ranges do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(4, 3)
-        self.register_buffer("largest", torch.tensor([]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.largest.numel() == 0:
-            self.largest.resize_(4).fill_(-torch.inf)
-        if self.training:
-            self.largest.copy_(torch.maximum(self.largest, x.detach().amax(0)))
-        return self.out(x)
-
-
-def test_buffers_must_have_their_shapes() -> None:
-    x, method = torch.randn(5, 4), covey.Replicate(members=2, noise=0.1)
-    network = Grows()
-    with pytest.raises(
-        ConversionError, match=r"'largest' another shape.*\(4,\) instead of \(0,\).*Call it once"
-    ):
-        covey.convert(network, method, example=x)
-    network.eval()(x)  # infinite ranges are no fault
-    assert covey.convert(network.train(), method, example=x).checked.startswith("checked in eval and train")

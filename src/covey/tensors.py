@@ -46,6 +46,7 @@ class _ScaledGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(tensor: Tensor, factor: float) -> Tensor:
+        # not a view: autograd forbids to change one in place, as embeddings with a max_norm do with their weights
         return tensor.detach()
 
     @staticmethod

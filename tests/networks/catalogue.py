@@ -37,6 +37,7 @@ class Network:
         inputs: makes a batch of BATCH samples: a tensor, a tuple of positional or a dict of keyword arguments.
         output: which part of what it returns is the answer.
         unscaled: sizes of hidden axes that are no widths, such as a number of tokens that layers mix.
+        narrow: shapes that tensors have at half of the hidden widths, where some of an axis is a width and some is not.
         dtype: of the network and of inputs that are no whole numbers.
     """
 
@@ -47,6 +48,7 @@ class Network:
     inputs: Callable[[], Any]
     output: str | int | None = None
     unscaled: tuple[int, ...] = ()
+    narrow: tuple[tuple[str, tuple[int, ...]], ...] = ()
     dtype: torch.dtype = torch.float64
 
     def make(self) -> nn.Module:

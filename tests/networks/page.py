@@ -149,7 +149,8 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Text that Markdown shows as it is, and that has nothing like a link in it."""
+    text = text.replace("](", "] (")
     for mark in "\\`*_[]<>|":
         text = text.replace(mark, "\\" + mark)
     return text

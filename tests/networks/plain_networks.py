@@ -32,17 +32,13 @@ def plain(kind: Kind, inputs: Callable[[], Any], output: str | int | None = None
     return take
 
 
-class Calls(nn.Module):
-    """A module whose forward pass is a function of it and its inputs."""
-
-    def __init__(self, forward: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        self._call = forward
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self, *args, **kwargs)
+def module(forward: Callable[..., Any], **parts: Any) -> Any:
+    """A network of a class of its own with these parts, whose forward pass is this function."""
+    kind = type("Network", (nn.Module,), {"forward": forward})
+    net = kind()
+    for name, part in parts.items():
+        setattr(net, name, part)
+    return net
 
 
 # --- multi-layer perceptrons ------------------------------------------------------------------------------
@@ -80,7 +76,7 @@ def residual_mlp() -> nn.Module:
     parts = dict(
         first=nn.Linear(8, 16), blocks=nn.ModuleList(block() for _ in range(2)), norm=nn.LayerNorm(16)
     )
-    return Calls(forward, **parts, head=nn.Linear(16, CLASSES))
+    return module(forward, **parts, head=nn.Linear(16, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -115,7 +111,7 @@ def siamese() -> nn.Module:
         return net.head(torch.cat([left, right, (left - right).abs()], 1))
 
     body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16))
-    return Calls(forward, body=body, head=nn.Linear(48, CLASSES))
+    return module(forward, body=body, head=nn.Linear(48, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -126,7 +122,7 @@ def mixture_of_experts() -> nn.Module:
         return net.head(torch.einsum("be,beo->bo", weights, outputs))
 
     experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(4))
-    return Calls(forward, gate=nn.Linear(8, 4), experts=experts, head=nn.Linear(16, CLASSES))
+    return module(forward, gate=nn.Linear(8, 4), experts=experts, head=nn.Linear(16, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -144,7 +140,7 @@ def routed_experts() -> nn.Module:
         return net.head(h + out)
 
     experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-    return Calls(
+    return module(
         forward, first=nn.Linear(8, 16), gate=nn.Linear(16, 3), experts=experts, head=nn.Linear(16, CLASSES)
     )
 
@@ -155,7 +151,7 @@ def maxout_and_prelu() -> nn.Module:
         h = net.first(x).unflatten(1, (16, 2)).amax(-1)
         return net.head(net.slope(net.second(h)))
 
-    return Calls(
+    return module(
         forward,
         first=nn.Linear(8, 32),
         second=nn.Linear(16, 16),
@@ -169,7 +165,7 @@ def bilinear() -> nn.Module:
     def forward(net: Any, a: Tensor, b: Tensor) -> Tensor:
         return net.head(net.mix(a, b).tanh())
 
-    return Calls(forward, mix=nn.Bilinear(8, 6, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, mix=nn.Bilinear(8, 6, 16), head=nn.Linear(16, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -179,7 +175,7 @@ def slices_of_hidden_units() -> nn.Module:
         gates, values = h[:, :8], h[:, 8:]
         return net.head(gates.sigmoid() * values)
 
-    return Calls(forward, first=nn.Linear(8, 16), head=nn.Linear(8, CLASSES))
+    return module(forward, first=nn.Linear(8, 16), head=nn.Linear(8, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -188,7 +184,7 @@ def parameters_on_the_module_itself() -> nn.Module:
         h = torch.tanh(x @ net.weight + net.shift) * net.scale
         return h @ net.out
 
-    net = Calls(forward)
+    net = module(forward)
     net.weight = nn.Parameter(torch.randn(8, 16) / 3)
     net.shift = nn.Parameter(torch.zeros(16))
     net.scale = nn.Parameter(torch.tensor(1.5))
@@ -205,7 +201,7 @@ def parameter_list_and_dict() -> nn.Module:
 
     weights = nn.ParameterList([torch.randn(8, 16) / 3, torch.randn(16, 16) / 4])
     named = nn.ParameterDict({"head": torch.randn(16, CLASSES) / 4, "bias": torch.zeros(CLASSES)})
-    return Calls(forward, weights=weights, named=named)
+    return module(forward, weights=weights, named=named)
 
 
 @plain("mlp", vectors(8))
@@ -218,7 +214,7 @@ def buffers_updated_by_hand() -> nn.Module:
                 net.steps += 1
         return net.head((h - net.centre).relu())
 
-    net = Calls(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+    net = module(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
     net.register_buffer("centre", torch.zeros(16))
     net.register_buffer("steps", torch.zeros((), dtype=torch.long))
     return net
@@ -280,29 +276,35 @@ def pruned_for_good() -> nn.Module:
     return net
 
 
-@plain("convolutional", images(8), dtype=torch.float32)
-def trained_for_quantisation() -> nn.Module:
+def _prepared_for_quantisation() -> nn.Module:
     from torch.ao import quantization
 
-    net = nn.Sequential(
-        quantization.QuantStub(),
-        nn.Conv2d(3, 16, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * 36, CLASSES),
-        quantization.DeQuantStub(),
-    )
+    body = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, CLASSES)]
+    net = nn.Sequential(quantization.QuantStub(), *body, quantization.DeQuantStub())
     net.qconfig = quantization.get_default_qat_qconfig("x86")
     return quantization.prepare_qat(net.train())
 
 
-@plain("mlp", vectors(8))
+@plain("convolutional", images(8), dtype=torch.float32)
+def to_be_trained_for_quantisation() -> nn.Module:
+    return _prepared_for_quantisation()
+
+
+@plain("convolutional", images(8), dtype=torch.float32)
+def trained_for_quantisation() -> nn.Module:
+    """Its observers have seen an input."""
+    net = _prepared_for_quantisation()
+    net(torch.randn(BATCH, 3, 8, 8))
+    return net
+
+
+@plain("mlp", vectors(8), narrow=(("head.weight", (CLASSES, 8)),))
 def tied_weights() -> nn.Module:
     def forward(net: Any, x: Tensor) -> Tensor:
         code = net.encoder(x).relu()
         return net.head(F.linear(code, net.encoder.weight.t()))
 
-    return Calls(forward, encoder=nn.Linear(8, 16), head=nn.Linear(8, CLASSES))
+    return module(forward, encoder=nn.Linear(8, 16), head=nn.Linear(8, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -328,7 +330,7 @@ def activation_checkpointing() -> nn.Module:
         return net.head(h)
 
     body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 16))
-    return Calls(forward, first=nn.Linear(8, 16), body=body, head=nn.Linear(16, CLASSES))
+    return module(forward, first=nn.Linear(8, 16), body=body, head=nn.Linear(16, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -337,7 +339,7 @@ def stored_activation() -> nn.Module:
         net.seen = net.first(x).relu()
         return net.head(net.seen)
 
-    return Calls(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
 
 
 class _CachesInEval(nn.Module):
@@ -372,7 +374,7 @@ def changes_its_input_in_place() -> nn.Module:
         x.mul_(2).sub_(1)
         return net.body(x)
 
-    return Calls(forward, body=mlp())
+    return module(forward, body=mlp())
 
 
 @plain("mlp", vectors(8), output="logits")
@@ -381,7 +383,7 @@ def answers_in_a_dict() -> nn.Module:
         h = net.body(x).relu()
         return {"features": h, "logits": net.head(h)}
 
-    return Calls(forward, body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
 
 
 @plain("mlp", vectors(8), output=1)
@@ -390,7 +392,7 @@ def answers_in_a_tuple() -> nn.Module:
         h = net.body(x).relu()
         return h, net.head(h)
 
-    return Calls(forward, body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
 
 
 @dataclass
@@ -405,21 +407,21 @@ def answers_in_a_dataclass() -> nn.Module:
         h = net.body(x).relu()
         return _Answer(h, net.head(h))
 
-    return Calls(forward, body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
 
 
 def _numbers_and_words() -> dict[str, Tensor]:
     return {"numbers": torch.randn(BATCH, 6), "words": torch.randint(0, 7, (BATCH, 3))}
 
 
-@plain("mlp", _numbers_and_words)
+@plain("mlp", _numbers_and_words, narrow=(("body.0.weight", (8, 6 + 6)),))
 def inputs_by_keyword() -> nn.Module:
     def forward(net: Any, *, numbers: Tensor, words: Tensor) -> Tensor:
         both = torch.cat([numbers, net.table(words).flatten(1)], 1)
         return net.body(both)
 
     body = nn.Sequential(nn.Linear(18, 16), nn.ReLU(), nn.Linear(16, CLASSES))
-    return Calls(forward, table=nn.Embedding(7, 4), body=body)
+    return module(forward, table=nn.Embedding(7, 4), body=body)
 
 
 @plain("mlp", tokens(6, 20))
@@ -446,7 +448,7 @@ def kinds_of_dropout() -> nn.Module:
     parts = dict(
         first=nn.Linear(8, 16), second=nn.Linear(16, 16), third=nn.Linear(16, 16), head=nn.Linear(16, CLASSES)
     )
-    return Calls(forward, **parts, alpha=nn.AlphaDropout(0.1), feature=nn.FeatureAlphaDropout(0.1))
+    return module(forward, **parts, alpha=nn.AlphaDropout(0.1), feature=nn.FeatureAlphaDropout(0.1))
 
 
 @plain("mlp", vectors(8))
@@ -462,7 +464,7 @@ def stochastic_depth() -> nn.Module:
         return net.head(h)
 
     blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3))
-    return Calls(forward, first=nn.Linear(8, 16), blocks=blocks, head=nn.Linear(16, CLASSES))
+    return module(forward, first=nn.Linear(8, 16), blocks=blocks, head=nn.Linear(16, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -470,7 +472,7 @@ def noise_on_the_input() -> nn.Module:
     def forward(net: Any, x: Tensor) -> Tensor:
         return net.body(x + 0.1 * torch.randn_like(x)) if net.training else net.body(x)
 
-    return Calls(forward, body=mlp())
+    return module(forward, body=mlp())
 
 
 @plain("mlp", vectors(8))
@@ -482,7 +484,7 @@ def early_exit() -> nn.Module:
         return 0.3 * net.early(h) + 0.7 * net.late(net.second(h).relu())
 
     first, second = nn.Linear(8, 16), nn.Linear(16, 16)
-    return Calls(
+    return module(
         forward, first=first, second=second, early=nn.Linear(16, CLASSES), late=nn.Linear(16, CLASSES)
     )
 
@@ -492,7 +494,7 @@ def an_unused_head() -> nn.Module:
     def forward(net: Any, x: Tensor) -> Tensor:
         return net.head(net.body(x).relu())
 
-    return Calls(forward, spare=nn.Linear(16, 3), body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, spare=nn.Linear(16, 3), body=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
 
 
 @plain("mlp", vectors(8))
@@ -501,7 +503,7 @@ def fourier_features() -> nn.Module:
         angles = x @ net.frequencies
         return net.body(torch.cat([angles.sin(), angles.cos()], -1))
 
-    net = Calls(forward, body=nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, CLASSES)))
+    net = module(forward, body=nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, CLASSES)))
     net.register_buffer("frequencies", torch.randn(8, 16))
     return net
 
@@ -544,7 +546,7 @@ def flattened_by_view() -> nn.Module:
         h = F.max_pool2d(net.conv(x).relu(), 2)
         return net.head(h.view(h.size(0), -1))
 
-    return Calls(forward, conv=nn.Conv2d(3, 16, 3, padding=1), head=nn.Linear(16 * 16, CLASSES))
+    return module(forward, conv=nn.Conv2d(3, 16, 3, padding=1), head=nn.Linear(16 * 16, CLASSES))
 
 
 @plain("convolutional", images(8))
@@ -555,7 +557,7 @@ def flattened_by_numbers() -> nn.Module:
         h = F.max_pool2d(net.conv(x).relu(), 2)
         return net.head(h.view(-1, 16 * 4 * 4))
 
-    return Calls(forward, conv=nn.Conv2d(3, 16, 3, padding=1), head=nn.Linear(16 * 16, CLASSES))
+    return module(forward, conv=nn.Conv2d(3, 16, 3, padding=1), head=nn.Linear(16 * 16, CLASSES))
 
 
 @plain("convolutional", vectors(8))
@@ -607,7 +609,7 @@ def segmentation_by_interpolation() -> nn.Module:
         return F.interpolate(net.head(h), size=x.shape[-2:], mode="bilinear", align_corners=False)
 
     body = nn.Sequential(nn.Conv2d(3, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU())
-    return Calls(forward, body=body, head=nn.Conv2d(16, CLASSES, 1))
+    return module(forward, body=body, head=nn.Conv2d(16, CLASSES, 1))
 
 
 @plain("convolutional", images(6))
@@ -674,7 +676,7 @@ def squeeze_and_excite() -> nn.Module:
     parts = dict(
         conv=nn.Conv2d(3, 16, 3), norm=nn.BatchNorm2d(16), down=nn.Linear(16, 4), up=nn.Linear(4, 16)
     )
-    return Calls(forward, **parts, head=nn.Linear(16, CLASSES))
+    return module(forward, **parts, head=nn.Linear(16, CLASSES))
 
 
 @plain("convolutional", images(8))
@@ -686,7 +688,7 @@ def weights_standardised_by_hand() -> nn.Module:
         h = F.conv2d(x, centred / scale, net.conv.bias, padding=1)
         return net.head(net.norm(h).relu().mean((2, 3)))
 
-    return Calls(forward, conv=nn.Conv2d(3, 16, 3), norm=nn.GroupNorm(4, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, conv=nn.Conv2d(3, 16, 3), norm=nn.GroupNorm(4, 16), head=nn.Linear(16, CLASSES))
 
 
 @plain("convolutional", images(8))
@@ -701,7 +703,7 @@ def channel_shuffle() -> nn.Module:
     branch = nn.Sequential(
         nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8)
     )
-    return Calls(forward, stem=nn.Conv2d(3, 16, 3, padding=1), branch=branch, head=nn.Linear(16, CLASSES))
+    return module(forward, stem=nn.Conv2d(3, 16, 3, padding=1), branch=branch, head=nn.Linear(16, CLASSES))
 
 
 @plain("convolutional", lambda: torch.randn(BATCH, 2, 4, 6, 6))
@@ -755,7 +757,7 @@ def temporal_convolutions() -> nn.Module:
 
     conv1 = parametrizations.weight_norm(nn.Conv1d(2, 16, 3))
     conv2 = parametrizations.weight_norm(nn.Conv1d(16, 16, 3, dilation=2))
-    return Calls(forward, conv1=conv1, conv2=conv2, short=nn.Conv1d(2, 16, 1), head=nn.Linear(16, CLASSES))
+    return module(forward, conv1=conv1, conv2=conv2, short=nn.Conv1d(2, 16, 1), head=nn.Linear(16, CLASSES))
 
 
 # --- recurrent networks -----------------------------------------------------------------------------------
@@ -768,7 +770,7 @@ def lstm_with_dropout() -> nn.Module:
         return net.head(h[:, -1])
 
     lstm = nn.LSTM(8, 16, num_layers=2, dropout=0.2, batch_first=True)
-    return Calls(forward, table=nn.Embedding(20, 8), lstm=lstm, head=nn.Linear(16, CLASSES))
+    return module(forward, table=nn.Embedding(20, 8), lstm=lstm, head=nn.Linear(16, CLASSES))
 
 
 @plain("recurrent", sequences(6, 4))
@@ -777,7 +779,9 @@ def bidirectional_gru() -> nn.Module:
         _, last = net.gru(x)
         return net.head(torch.cat([last[-2], last[-1]], 1))
 
-    return Calls(forward, gru=nn.GRU(4, 8, batch_first=True, bidirectional=True), head=nn.Linear(16, CLASSES))
+    return module(
+        forward, gru=nn.GRU(4, 8, batch_first=True, bidirectional=True), head=nn.Linear(16, CLASSES)
+    )
 
 
 @plain("recurrent", sequences(6, 4))
@@ -785,7 +789,7 @@ def elman_network() -> nn.Module:
     def forward(net: Any, x: Tensor) -> Tensor:
         return net.head(net.rnn(x)[0])
 
-    return Calls(forward, rnn=nn.RNN(4, 16, batch_first=True), head=nn.Linear(16, CLASSES))
+    return module(forward, rnn=nn.RNN(4, 16, batch_first=True), head=nn.Linear(16, CLASSES))
 
 
 @plain("recurrent", sequences(6, 4))
@@ -796,7 +800,7 @@ def lstm_cells() -> nn.Module:
             state = net.cell(step, state)
         return net.head(state[0])
 
-    return Calls(forward, cell=nn.LSTMCell(4, 16), head=nn.Linear(16, CLASSES))
+    return module(forward, cell=nn.LSTMCell(4, 16), head=nn.Linear(16, CLASSES))
 
 
 @plain("recurrent", tokens(6, 20))
@@ -808,7 +812,7 @@ def translation_with_attention() -> nn.Module:
         return net.head(torch.cat([h, torch.bmm(weights, states)], -1))
 
     encoder, decoder = nn.GRU(8, 16, batch_first=True), nn.GRU(8, 16, batch_first=True)
-    return Calls(
+    return module(
         forward, table=nn.Embedding(20, 8), encoder=encoder, decoder=decoder, head=nn.Linear(32, CLASSES)
     )
 
@@ -820,7 +824,7 @@ def recurrent_over_convolutions() -> nn.Module:
         return net.head(net.lstm(columns)[0])
 
     conv, lstm = nn.Conv2d(3, 16, 3), nn.LSTM(16, 8, batch_first=True, bidirectional=True)
-    return Calls(forward, conv=conv, lstm=lstm, head=nn.Linear(16, CLASSES))
+    return module(forward, conv=conv, lstm=lstm, head=nn.Linear(16, CLASSES))
 
 
 # --- attention --------------------------------------------------------------------------------------------
@@ -839,7 +843,7 @@ def encoder_with_padding() -> nn.Module:
 
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    net = Calls(forward, table=nn.Embedding(20, 16), encoder=encoder, head=nn.Linear(16, CLASSES))
+    net = module(forward, table=nn.Embedding(20, 16), encoder=encoder, head=nn.Linear(16, CLASSES))
     net.positions = nn.Parameter(torch.randn(1, 6, 16) * 0.1)
     return net
 
@@ -851,7 +855,7 @@ def encoder_and_decoder() -> nn.Module:
         return net.head(net.body(net.table(source), net.table(target), tgt_mask=causal))
 
     body = nn.Transformer(16, 4, 1, 1, 32, dropout=0.1, batch_first=True)
-    return Calls(forward, table=nn.Embedding(20, 16), body=body, head=nn.Linear(16, CLASSES))
+    return module(forward, table=nn.Embedding(20, 16), body=body, head=nn.Linear(16, CLASSES))
 
 
 @plain("transformer", sequences(6, 8))
@@ -862,7 +866,7 @@ def attention_with_biases_of_keys() -> nn.Module:
         return net.head(net.norm(h + mixed).mean(1))
 
     attention = nn.MultiheadAttention(16, 4, add_bias_kv=True, batch_first=True)
-    return Calls(
+    return module(
         forward,
         first=nn.Linear(8, 16),
         attention=attention,
@@ -879,7 +883,7 @@ def language_model_with_tied_words() -> nn.Module:
         return F.linear(net.norm(h), net.table.weight)
 
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=True)
-    return Calls(forward, table=nn.Embedding(20, 16), layer=layer, norm=nn.LayerNorm(16))
+    return module(forward, table=nn.Embedding(20, 16), layer=layer, norm=nn.LayerNorm(16))
 
 
 @plain("vision transformer", images(8))
@@ -895,7 +899,7 @@ def einsum_vision_transformer() -> nn.Module:
     parts = dict(
         patches=nn.Conv2d(3, 16, 4, 4), norm=nn.LayerNorm(16), qkv=nn.Linear(16, 48), out=nn.Linear(16, 16)
     )
-    net = Calls(forward, **parts, head=nn.Linear(16, CLASSES), heads=4)
+    net = module(forward, **parts, head=nn.Linear(16, CLASSES), heads=4)
     net.token = nn.Parameter(torch.randn(1, 1, 16))
     net.positions = nn.Parameter(torch.randn(1, 5, 16) * 0.1)
     return net
@@ -912,7 +916,7 @@ def perceiver() -> nn.Module:
         return net.head(net.norm(read).flatten(1))
 
     attention = nn.MultiheadAttention(16, 2, batch_first=True)
-    net = Calls(
+    net = module(
         forward,
         first=nn.Linear(3, 16),
         attention=attention,
@@ -934,7 +938,7 @@ def pointnet() -> nn.Module:
 
     body = nn.Sequential(nn.Conv1d(3, 16, 1), nn.BatchNorm1d(16), nn.ReLU(), nn.Conv1d(16, 32, 1))
     turn = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 9))
-    return Calls(forward, turn=turn, body=body, head=nn.Linear(32, CLASSES))
+    return module(forward, turn=turn, body=body, head=nn.Linear(32, CLASSES))
 
 
 def _graph() -> tuple[Tensor, Tensor]:
@@ -951,7 +955,7 @@ def graph_by_edges() -> nn.Module:
         heard = torch.zeros_like(h).index_add(0, edges[1], net.message(h)[edges[0]])
         return net.head(torch.cat([h, heard], 1).relu())
 
-    return Calls(forward, first=nn.Linear(6, 16), message=nn.Linear(16, 16), head=nn.Linear(32, CLASSES))
+    return module(forward, first=nn.Linear(6, 16), message=nn.Linear(16, 16), head=nn.Linear(32, CLASSES))
 
 
 @plain("other", lambda: (torch.randn(BATCH, 5, 6), torch.rand(BATCH, 5, 5)))
@@ -962,7 +966,7 @@ def graphs_by_adjacency() -> nn.Module:
         return net.head(x.mean(1))
 
     layers = nn.ModuleList([nn.Linear(6, 16), nn.Linear(16, 16)])
-    return Calls(forward, layers=layers, head=nn.Linear(16, CLASSES))
+    return module(forward, layers=layers, head=nn.Linear(16, CLASSES))
 
 
 @plain("other", vectors(8))
@@ -971,7 +975,7 @@ def complex_numbers() -> nn.Module:
         weight = torch.complex(net.real, net.imaginary)
         return net.head((x.to(weight.dtype) @ weight).abs())
 
-    net = Calls(forward, head=nn.Linear(16, CLASSES))
+    net = module(forward, head=nn.Linear(16, CLASSES))
     net.real, net.imaginary = nn.Parameter(torch.randn(8, 16) / 3), nn.Parameter(torch.randn(8, 16) / 3)
     return net
 
@@ -987,7 +991,7 @@ def spectral_convolution() -> nn.Module:
         padded = F.pad(mixed, (0, 2, 0, 5))
         return net.head(F.gelu(torch.fft.irfft2(padded, s=(8, 8)) + net.skip(h)))
 
-    net = Calls(forward, first=nn.Conv2d(3, 8, 1), skip=nn.Conv2d(8, 8, 1), head=nn.Conv2d(8, CLASSES, 1))
+    net = module(forward, first=nn.Conv2d(3, 8, 1), skip=nn.Conv2d(8, 8, 1), head=nn.Conv2d(8, CLASSES, 1))
     net.weight = nn.Parameter(torch.randn(8, 8, 3, 3, 2) / 8)
     return net
 
@@ -1001,7 +1005,7 @@ def neural_differential_equation() -> nn.Module:
         return net.head(h)
 
     field = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
-    return Calls(forward, first=nn.Linear(8, 16), field=field, head=nn.Linear(16, CLASSES))
+    return module(forward, first=nn.Linear(8, 16), field=field, head=nn.Linear(16, CLASSES))
 
 
 @plain("other", lambda: (torch.randn(BATCH, 3, 8, 8), torch.rand(BATCH)))
@@ -1016,7 +1020,7 @@ def diffusion_step() -> nn.Module:
 
     time = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 32))
     first, last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 3, 3, padding=1)
-    return Calls(forward, time=time, first=first, norm=nn.GroupNorm(4, 16), last=last)
+    return module(forward, time=time, first=first, norm=nn.GroupNorm(4, 16), last=last)
 
 
 @plain("other", vectors(8))
@@ -1026,7 +1030,7 @@ def deep_sets_of_features() -> nn.Module:
         return net.outer(torch.cat([h.sum(1), h.logsumexp(1)], -1))
 
     inner = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 16))
-    return Calls(
+    return module(
         forward, inner=inner, outer=nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, CLASSES))
     )
 
@@ -1038,15 +1042,15 @@ def recommender() -> nn.Module:
         return net.body(torch.cat([a, b, a * b], 1))
 
     body = nn.Sequential(nn.Linear(48, 16), nn.ReLU(), nn.Linear(16, CLASSES))
-    return Calls(forward, users=nn.Embedding(9, 16), items=nn.Embedding(7, 16), body=body)
+    return module(forward, users=nn.Embedding(9, 16), items=nn.Embedding(7, 16), body=body)
 
 
 # --- torchvision ------------------------------------------------------------------------------------------
 
 
-def _vision(module: str = "") -> Any:
+def _vision(name: str = "") -> Any:
     """torchvision's models, or one of their modules: some have the name of a function as well."""
-    return importlib.import_module(f"torchvision.models.{module}".removesuffix("."))
+    return importlib.import_module(f"torchvision.models.{name}".removesuffix("."))
 
 
 def _tv_resnet() -> nn.Module:
@@ -1102,34 +1106,34 @@ def _tv_mobilenet_v2() -> nn.Module:
 
 
 def _tv_mobilenet_v3() -> nn.Module:
-    module = _vision("mobilenetv3")
-    layer = functools.partial(module.InvertedResidualConfig, width_mult=1.0)
+    family = _vision("mobilenetv3")
+    layer = functools.partial(family.InvertedResidualConfig, width_mult=1.0)
     settings = [layer(16, 3, 16, 16, True, "RE", 2, 1), layer(16, 5, 32, 16, True, "HS", 1, 1)]
-    return module.MobileNetV3(settings, 32, num_classes=CLASSES)
+    return family.MobileNetV3(settings, 32, num_classes=CLASSES)
 
 
 def _tv_efficientnet() -> nn.Module:
-    module = _vision("efficientnet")
-    blocks = [module.MBConvConfig(1, 3, 1, 16, 16, 1), module.MBConvConfig(3, 5, 2, 16, 16, 2)]
-    return module.EfficientNet(blocks, dropout=0.2, num_classes=CLASSES)
+    family = _vision("efficientnet")
+    blocks = [family.MBConvConfig(1, 3, 1, 16, 16, 1), family.MBConvConfig(3, 5, 2, 16, 16, 2)]
+    return family.EfficientNet(blocks, dropout=0.2, num_classes=CLASSES)
 
 
 def _tv_efficientnet_v2() -> nn.Module:
-    module = _vision("efficientnet")
-    blocks = [module.FusedMBConvConfig(2, 3, 1, 16, 16, 1), module.MBConvConfig(3, 3, 2, 16, 16, 1)]
-    return module.EfficientNet(blocks, dropout=0.2, num_classes=CLASSES, last_channel=64)
+    family = _vision("efficientnet")
+    blocks = [family.FusedMBConvConfig(2, 3, 1, 16, 16, 1), family.MBConvConfig(3, 3, 2, 16, 16, 1)]
+    return family.EfficientNet(blocks, dropout=0.2, num_classes=CLASSES, last_channel=64)
 
 
 def _tv_regnet() -> nn.Module:
-    module = _vision("regnet")
-    parameters = module.BlockParams([1, 1], [8, 16], [8, 8], [1.0, 1.0], [2, 2], 0.25)
-    return module.RegNet(parameters, num_classes=CLASSES, stem_width=8)
+    family = _vision("regnet")
+    parameters = family.BlockParams([1, 1], [8, 16], [8, 8], [1.0, 1.0], [2, 2], 0.25)
+    return family.RegNet(parameters, num_classes=CLASSES, stem_width=8)
 
 
 def _tv_convnext() -> nn.Module:
-    module = _vision("convnext")
-    return module.ConvNeXt(
-        [module.CNBlockConfig(8, 16, 1), module.CNBlockConfig(16, None, 1)], num_classes=CLASSES
+    family = _vision("convnext")
+    return family.ConvNeXt(
+        [family.CNBlockConfig(8, 16, 1), family.CNBlockConfig(16, None, 1)], num_classes=CLASSES
     )
 
 
@@ -1142,9 +1146,9 @@ def _tv_swin() -> nn.Module:
 
 
 def _tv_swin_v2() -> nn.Module:
-    module = _vision("swin_transformer")
-    options = dict(block=module.SwinTransformerBlockV2, downsample_layer=module.PatchMergingV2)
-    return module.SwinTransformer([4, 4], 16, [2, 1], [2, 4], [4, 4], num_classes=CLASSES, **options)
+    family = _vision("swin_transformer")
+    options = dict(block=family.SwinTransformerBlockV2, downsample_layer=family.PatchMergingV2)
+    return family.SwinTransformer([4, 4], 16, [2, 1], [2, 4], [4, 4], num_classes=CLASSES, **options)
 
 
 def _tv_maxvit() -> nn.Module:
@@ -1152,11 +1156,11 @@ def _tv_maxvit() -> nn.Module:
 
 
 def _tv_googlenet() -> nn.Module:
-    module = _vision("googlenet")
-    net = module.GoogLeNet(CLASSES, aux_logits=False, init_weights=False)
+    family = _vision("googlenet")
+    net = family.GoogLeNet(CLASSES, aux_logits=False, init_weights=False)
     net.conv1, net.conv2, net.conv3 = _google(3, 8, 7, 2, 3), _google(8, 8, 1), _google(8, 16, 3, 1, 1)
     for name in ("3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a", "5b"):
-        setattr(net, f"inception{name}", module.Inception(16, 4, 4, 4, 4, 4, 4))
+        setattr(net, f"inception{name}", family.Inception(16, 4, 4, 4, 4, 4, 4))
     net.fc = nn.Linear(16, CLASSES)
     return net
 
@@ -1168,10 +1172,10 @@ def _google(inputs: int, outputs: int, size: int, stride: int = 1, padding: int 
 
 def _tv_inception() -> nn.Module:
     """The blocks of Inception v3, one of each kind that is narrow."""
-    module = _vision("inception")
-    stem = module.BasicConv2d(3, 16, kernel_size=3, stride=4)
+    family = _vision("inception")
+    stem = family.BasicConv2d(3, 16, kernel_size=3, stride=4)
     blocks = nn.Sequential(
-        stem, module.InceptionA(16, pool_features=8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        stem, family.InceptionA(16, pool_features=8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
     return nn.Sequential(blocks, nn.Dropout(0.5), nn.Linear(232, CLASSES))
 
@@ -1196,21 +1200,21 @@ def _tv_mnasnet() -> nn.Module:
 
 
 def _tv_vgg() -> nn.Module:
-    module = _vision("vgg")
-    net = module.VGG(module.make_layers([8, "M", 16, "M"], batch_norm=True), CLASSES, init_weights=False)
+    family = _vision("vgg")
+    net = family.VGG(family.make_layers([8, "M", 16, "M"], batch_norm=True), CLASSES, init_weights=False)
     net.avgpool = nn.AdaptiveAvgPool2d((2, 2))
     net.classifier = nn.Sequential(nn.Linear(64, 32), nn.ReLU(True), nn.Dropout(), nn.Linear(32, CLASSES))
     return net
 
 
 def _tv_video() -> nn.Module:
-    module = _vision("video.resnet")
+    family = _vision("video.resnet")
     stem = nn.Sequential(nn.Conv3d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm3d(8), nn.ReLU(inplace=True))
-    block = module.BasicBlock
-    net = module.VideoResNet(block, [module.Conv3DSimple] * 4, [1, 1, 1, 1], module.BasicStem, CLASSES)
+    block = family.BasicBlock
+    net = family.VideoResNet(block, [family.Conv3DSimple] * 4, [1, 1, 1, 1], family.BasicStem, CLASSES)
     net.stem, net.inplanes = stem, 8
     for i, width in enumerate((8, 8, 16, 16), start=1):
-        setattr(net, f"layer{i}", net._make_layer(block, module.Conv3DSimple, width, 1, stride=1))
+        setattr(net, f"layer{i}", net._make_layer(block, family.Conv3DSimple, width, 1, stride=1))
     net.fc = nn.Linear(16, CLASSES)
     return net
 

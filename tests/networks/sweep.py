@@ -125,6 +125,9 @@ def _until_stuck(network: Network, wanted: Sequence[str]) -> Iterator[Verdict]:
 def _work(network: Network, wanted: Sequence[str], pipe: Connection) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno()
+    )  # torch's own reports of what it then raises
     for method in wanted:
         pipe.send(judge(network, method))
     pipe.close()

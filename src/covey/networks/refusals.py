@@ -127,10 +127,10 @@ def _check_tensors(network: nn.Module) -> None:
     for name, tensor in tensors:
         if not tensor.is_floating_point() or tensor.device.type == "meta":
             continue
-        # a buffer may be infinite on purpose, as masks and the ranges of observers are
+        # a buffer may well hold infinities: attention masks do, and observers of ranges that have seen nothing yet
         broken = ~torch.isfinite(tensor) if isinstance(tensor, nn.Parameter) else torch.isnan(tensor)
-        if broken.any():
-            count = int(broken.sum())
+        count = int(broken.sum())
+        if count:
             raise ConversionError(
                 f"{name!r} holds {count} of {tensor.numel()} values that are NaN or infinite; "
                 "repair or re-initialise the network before converting it."

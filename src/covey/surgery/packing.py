@@ -22,6 +22,7 @@ from torch.fx import Node
 from covey.errors import ConversionError
 from covey.networks.calls import Output, pick
 from covey.networks.layers import owner_of, ties
+from covey.seeds import random_state_kept
 from covey.surgery.packer import FRONT, SHARED, Packer, new_name
 from covey.surgery.packing_functions import pack_function
 from covey.surgery.packing_layers import pack_layer
@@ -157,7 +158,7 @@ def _packed_graph(
     """One member's graph in train or eval mode, written again for all; layers go into `root`."""
     example = copy.deepcopy(members[0]).train(training)
     traced = _trace(example)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), random_state_kept(example):
         shapes = shapes_of_nodes(copy.deepcopy(traced).eval(), inputs)
     packer = Packer(list(members), shapes, root)
     for node in traced.graph.nodes:
