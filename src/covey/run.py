@@ -88,7 +88,7 @@ def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
             output, after = _one(ensemble, k, inputs.of(i))
             outputs.append(output)
             copies.setdefault(ensemble.network_of(k), []).append(after)
-    if ensemble.training:
+    if ensemble.moves:
         for network, found in copies.items():
             ensemble.state[network].merge(found)
     return torch.stack(outputs)
@@ -98,7 +98,7 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     """Member k's output, and what it made of the shared buffers. Its tensors are gone when this returns."""
     buffers, row = ensemble.buffers_of(k)
     before = buffers.member(row)
-    if ensemble.training:
+    if ensemble.moves:
         before |= buffers.copies()
     tensors = {**ensemble.working_tensors(k), **before}
     output = ensemble.call(k, tensors, *given)
@@ -121,7 +121,7 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     if inputs.count is not None:
         varying = _without_padding(ensemble.skeleton(), varying)
     own = {name: tensor[list(members)] for name, tensor in buffers.own.items()}
-    copies = buffers.copies() if ensemble.training else {}
+    copies = buffers.copies() if ensemble.moves else {}
     fixed |= dict(buffers.shared.items())
     if inputs.count is not None or not (varying or owned):
         # members see other data or other random numbers, so each needs a copy of the shared buffers of its own
@@ -156,7 +156,7 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     index = torch.arange(len(members))
     with _batchable_attention(), _own_precision(ensemble), ensemble.nothing_left_behind():
         outputs, after = vmap(one, randomness="different")(index, varying, owned, own, mapped)
-    if ensemble.training:
+    if ensemble.moves:
         _write_back(ensemble, members, after, {name: fixed[name] for name in copies if name not in own})
     return outputs
 
