@@ -18,17 +18,15 @@ _HEADS = re.compile(r"(?<!per_)heads?(?!.*(dim|size|width|channel|feature|chan))
 _GROUPS = re.compile(r"groups?$", re.IGNORECASE)
 
 
-def attribute_names(module: nn.Module, users_numbers: bool = True) -> Iterator[str]:
+def attribute_names(module: nn.Module) -> Iterator[str]:
     """The attributes of a module whose whole numbers (or tuples of them) its forward may read.
 
     Args:
         module: one module, without those inside it.
-        users_numbers: whether the whole numbers of a user's own module count; a module of PyTorch's reads only
-            the few that are known.
     """
     yield from _read_by_torch(module)
     is_torchs_own = type(module).__module__.startswith("torch.nn")
-    if users_numbers and not is_torchs_own:
+    if not is_torchs_own:
         yield from _whole_numbers(module)
 
 

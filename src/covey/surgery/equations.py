@@ -6,16 +6,16 @@ code; what is left free and belongs to a weight is a width. `widths` chooses new
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sympy
 from sympy import Expr, Symbol
 
 from covey.surgery.attributes import as_tuple
 from covey.surgery.probe import Probe
-from covey.surgery.recorder import Equation, Multiples, SymbolSizes, expression
+from covey.surgery.recorder import Equation, Multiples, SymbolSizes
+from covey.surgery.sizes import formula_of
 from covey.surgery.source import Where
-from covey.surgery.torch_internals import formula_kinds
 
 Symbols = set[Symbol]
 Formulas = dict[Symbol, Expr]
@@ -36,6 +36,7 @@ class System:
         groups: other counts (kept).
         attributes: symbols of modules' attributes.
         widths: free symbols that belong to a weight and are summed over.
+        wished: the system without cuts and numbers in the network's code, which keep widths from scaling.
     """
 
     original: SymbolSizes
@@ -47,6 +48,7 @@ class System:
     groups: Symbols = field(default_factory=set)
     attributes: Symbols = field(default_factory=set)
     widths: Symbols = field(default_factory=set)
+    wished: System | None = None
 
     def resolve(self, expr: Expr) -> Expr:
         """The expression in free symbols only."""
@@ -68,8 +70,7 @@ class System:
 
     def use(self, equation: Equation) -> None:
         """Write one more symbol in terms of others by an equation, unless it says nothing new."""
-        gap = self.resolve(equation.left) - self.resolve(equation.right)
-        gap = self._without_data(gap)
+        gap = self._gap(equation)
         if gap == 0:
             return
         if _linear_slopes(gap) is None:
@@ -85,6 +86,15 @@ class System:
         shorten = sympy.expand if slope.is_Number else sympy.cancel
         self.solved[symbol] = shorten(value)
         self.reasons[symbol] = equation.where
+
+    def fixes_a_width(self, equation: Equation) -> bool:
+        """Whether all that an equation says is that a symbol is a number."""
+        gap = self._gap(equation)
+        return not gap.is_Number and len(gap.free_symbols) == 1 and not gap.free_symbols & self.data
+
+    def _gap(self, equation: Equation) -> Expr:
+        gap = self.resolve(equation.left) - self.resolve(equation.right)
+        return self._without_data(gap)
 
     def _without_data(self, gap: Expr) -> Expr:
         """An equation's gap with the input's sizes as numbers, where they do not tell what a width comes from.
@@ -143,22 +153,25 @@ def eliminate(found: Probe) -> System:
     )
     for held in found.attributes.values():
         for size in as_tuple(held):
-            system.attributes |= expression(size).free_symbols
+            system.attributes |= formula_of(size).free_symbols
 
-    ignored: Multiples = []  # what divisions inside a demand would demand
-    for size, divisor in recorder.multiples:
-        whole = exact(size, sizes, ignored)
-        part = exact(divisor, sizes, ignored)
-        system.multiples.append((whole, part))
-    equations = []
-    for equation in recorder.equations:
-        left = exact(equation.left, sizes, system.multiples)
-        right = exact(equation.right, sizes, system.multiples)
-        equations.append(Equation(left, right, equation.where))
+    system.multiples = list(recorder.multiples)
     # Short equations first: they join most symbols, and the others come out short.
-    equations.sort(key=_is_long)
+    equations = sorted(recorder.equations, key=_is_long)
+    late = []
     for equation in equations:
+        if equation.is_cut or system.fixes_a_width(equation):
+            late.append(equation)
+        else:
+            system.use(equation)
+    # What a width would be if the network's code did not cut it or write it as a number.
+    _find_widths(found, system)
+    system.wished = replace(
+        system, solved=dict(system.solved), widths=set(system.widths), heads=set(system.heads)
+    )
+    for equation in late:
         system.use(equation)
+    system.widths.clear()
     _find_widths(found, system)
     return system
 
@@ -177,11 +190,10 @@ def _find_widths(found: Probe, system: System) -> None:
         in_weight = system.resolve(expr).free_symbols
         system.widths |= (in_weight & summed) - system.data
     # The heads that must divide a width are scaled with it.
-    for size, divisor in system.multiples:
-        used: Symbols = set()
-        used |= system.resolve(size).free_symbols
-        used |= system.resolve(divisor).free_symbols
-        if used & system.widths:
+    quotients = [size / divisor for size, divisor in system.multiples]
+    for expr in (*quotients, *system.solved.values()):
+        used = system.resolve(expr).free_symbols
+        if used & system.heads and used & system.widths:
             system.widths |= used & system.heads
 
 
@@ -189,7 +201,7 @@ def hard_coded(found: Probe, system: System) -> tuple[str, Where | None] | None:
     """A width that the network's code fixes by a number, and where, or None."""
     for name, sizes in found.tensors.items():
         for axis, size in enumerate(sizes):
-            expr = expression(size)
+            expr = formula_of(size)
             is_width = expr.is_Symbol and expr in found.recorder.widths
             if is_width and system.resolve(expr).is_Number:
                 return f"{name} (axis {axis})", _reason(system, expr)
@@ -206,35 +218,6 @@ def _reason(system: System, symbol: Symbol) -> Where | None:
 
 
 # --- formulas ----------------------------------------------------------------------------------------------------
-
-
-def exact(expr: Expr, sizes: SymbolSizes, multiples: Multiples) -> Expr:
-    """Write whole-number division as the exact division that it is in the original network.
-
-    `(3 h d + 2) // 3` (a chunk into three) becomes `h d`. That the numerator stays a multiple is added to `multiples`.
-    """
-    if expr.is_Symbol or expr.is_Number:
-        return expr
-    kinds = formula_kinds()
-    parts = [exact(part, sizes, multiples) for part in expr.args]
-    if isinstance(expr, kinds.divisions):
-        top, bottom = parts
-        if isinstance(expr, kinds.floor_division):
-            rest = top.xreplace(sizes) % bottom.xreplace(sizes)
-            top = top - rest
-        top = sympy.expand(top)
-        multiples.append((top, bottom))
-        return sympy.expand(top / bottom)
-    if isinstance(expr, kinds.roundings) and parts[0].xreplace(sizes).is_Integer:
-        return parts[0]
-    if isinstance(expr, kinds.maxima):
-        return max(parts, key=lambda part: part.xreplace(sizes))
-    if isinstance(expr, kinds.minima):
-        return min(parts, key=lambda part: part.xreplace(sizes))
-    if isinstance(expr, sympy.Add | sympy.Mul | sympy.Pow):
-        return expr.func(*parts)
-    # Whatever else there is (remainders, rounding that does not come out even) is a number of the original network.
-    return sympy.Integer(int(expr.xreplace(sizes)))
 
 
 def _linear_slopes(expr: Expr) -> Slopes | None:

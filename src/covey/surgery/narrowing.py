@@ -24,7 +24,6 @@ from covey.surgery.checks import check_runs
 from covey.surgery.edits import Edits, apply_edits
 from covey.surgery.equations import System, eliminate, hard_coded
 from covey.surgery.probe import Probe, probe
-from covey.surgery.recorder import Size
 from covey.surgery.recording import Rounded, finish_attributes, record_edits, rounded_sizes
 from covey.surgery.slices import Channels, channels
 from covey.surgery.subgroups import add_subgroups
@@ -88,7 +87,7 @@ def narrow(
         _check_hard_coded(found, system)
     chosen = choose(found, system, ratio, heads)
 
-    def size_of(size: Size | Expr) -> int:
+    def size_of(size: int | Expr) -> int:
         return new_size(system, size, chosen)
 
     edits = record_edits(network, found, size_of)

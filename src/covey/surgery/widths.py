@@ -11,7 +11,8 @@ from covey.errors import ConversionError
 from covey.surgery.equations import System
 from covey.surgery.errors import TooNarrowError
 from covey.surgery.probe import Probe
-from covey.surgery.recorder import Size, SymbolSizes, expression
+from covey.surgery.recorder import SymbolSizes
+from covey.surgery.sizes import Size, formula_of
 
 Chosen = SymbolSizes
 Demand = tuple[Expr, Expr]  # the first must be a positive multiple of the second
@@ -125,11 +126,11 @@ def _first_broken(system: System, demands: list[Demand], chosen: Chosen) -> Dema
     return None
 
 
-def new_size(system: System, size: Size | Expr, chosen: Chosen) -> int:
+def new_size(system: System, size: int | Expr, chosen: Chosen) -> int:
     """The size for chosen free symbols; it must come out whole."""
-    if isinstance(size, int):
+    if isinstance(size, int) and not isinstance(size, Size):
         return size
-    value = system.value(expression(size), chosen)
+    value = system.value(formula_of(size), chosen)
     if value.q != 1 or value <= 0:
         raise ConversionError(
             f"A size came out as {value}, which is no size; give the narrow network yourself."
