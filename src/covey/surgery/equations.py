@@ -186,6 +186,13 @@ def _find_widths(found: Probe, system: System) -> None:
     summed: Symbols = set()
     for expr in found.recorder.summed:
         summed |= system.resolve(expr).free_symbols
+    for expr, composition in found.recorder.compositions.items():
+        # Heads times head width: what sums over the width of each head uses up both.
+        parts: Symbols = set()
+        for part in composition.parts:
+            parts |= system.resolve(formula_of(part)).free_symbols
+        if composition.kind == "product" and parts & summed:
+            summed |= system.resolve(expr).free_symbols
     for expr in found.recorder.widths:
         in_weight = system.resolve(expr).free_symbols
         system.widths |= (in_weight & summed) - system.data
