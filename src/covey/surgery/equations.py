@@ -6,6 +6,7 @@ code; what is left free and belongs to a weight is a width. `widths` chooses new
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import sympy
@@ -29,7 +30,7 @@ class System:
     Args:
         original: size of every symbol in the original network.
         solved: symbols written in terms of others.
-        reasons: the line that each was solved by.
+        fixed: symbols that the code cuts (True) or writes as a number (False), and the line that does.
         multiples: pairs (a, b) where a must stay a multiple of b.
         data: symbols that the input decides.
         heads: symbols that count attention heads (scaled).
@@ -41,7 +42,7 @@ class System:
 
     original: SymbolSizes
     solved: Formulas = field(default_factory=dict)
-    reasons: dict[Symbol, Where | None] = field(default_factory=dict)
+    fixed: dict[Symbol, tuple[bool, Where | None]] = field(default_factory=dict)
     multiples: Multiples = field(default_factory=list)
     data: Symbols = field(default_factory=set)
     heads: Symbols = field(default_factory=set)
@@ -56,17 +57,20 @@ class System:
             known = {}
             for symbol in expr.free_symbols:
                 if symbol in self.solved:
-                    known[symbol] = self.solved[symbol]
+                    known[symbol] = self._solution(symbol)
             if not known:
                 return expr
             expr = expr.xreplace(known)
             if _linear_slopes(expr) is None:
                 expr = sympy.expand(expr)
 
-    def value(self, expr: Expr, chosen: SymbolSizes) -> sympy.Rational:
-        """The expression's value for chosen sizes of the free symbols."""
-        resolved = self.resolve(expr)
-        return sympy.Rational(resolved.xreplace({**self.original, **chosen}))
+    def _solution(self, symbol: Symbol) -> Expr:
+        """What a symbol was solved as, brought up to date, so that long chains are walked once."""
+        value = self.solved[symbol]
+        if not value.free_symbols.isdisjoint(self.solved):
+            value = self.resolve(value)
+            self.solved[symbol] = value
+        return value
 
     def use(self, equation: Equation) -> None:
         """Write one more symbol in terms of others by an equation, unless it says nothing new."""
@@ -77,6 +81,7 @@ class System:
             # gap == 0 means that its numerator is 0, and that is a polynomial.
             numerator, _ = sympy.fraction(sympy.together(gap))
             gap = sympy.expand(numerator)
+        gap = _without_fractions(gap)
         slopes = _slopes(gap)
         symbol = self._best_symbol(gap, slopes)
         if symbol is None:
@@ -85,7 +90,8 @@ class System:
         value = symbol - gap / slope
         shorten = sympy.expand if slope.is_Number else sympy.cancel
         self.solved[symbol] = shorten(value)
-        self.reasons[symbol] = equation.where
+        if self.wished is not None:
+            self.fixed[symbol] = (equation.is_cut, equation.where)
 
     def fixes_a_width(self, equation: Equation) -> bool:
         """Whether all that an equation says is that a symbol is a number."""
@@ -204,27 +210,15 @@ def _find_widths(found: Probe, system: System) -> None:
             system.widths |= used & system.heads
 
 
-def hard_coded(found: Probe, system: System) -> tuple[str, Where | None] | None:
-    """A width that the network's code fixes by a number, and where, or None."""
-    for name, sizes in found.tensors.items():
-        for axis, size in enumerate(sizes):
-            expr = formula_of(size)
-            is_width = expr.is_Symbol and expr in found.recorder.widths
-            if is_width and system.resolve(expr).is_Number:
-                return f"{name} (axis {axis})", _reason(system, expr)
-    return None
-
-
-def _reason(system: System, symbol: Symbol) -> Where | None:
-    """The line that made a symbol a number, found by following what it was solved by."""
-    while True:
-        value = system.solved[symbol]
-        if not value.free_symbols:
-            return system.reasons[symbol]
-        symbol = next(iter(value.free_symbols))
-
-
 # --- formulas ----------------------------------------------------------------------------------------------------
+
+
+def _without_fractions(gap: Expr) -> Expr:
+    """A sum times its denominators: a symbol with a factor of 1 is then a whole multiple of the others."""
+    terms = sympy.Add.make_args(gap)
+    denominators = [int(term.as_coeff_Mul()[0].q) for term in terms]
+    factor = math.lcm(*denominators)
+    return gap if factor == 1 else sympy.expand(gap * factor)
 
 
 def _linear_slopes(expr: Expr) -> Slopes | None:

@@ -70,6 +70,7 @@ class Call:
     def number(self, value: int) -> int | None:
         """What the network's code gave for one number."""
         return _of_value(value, self.numbers)
+
     def guess(self, value: int) -> int:
         """A number that PyTorch's own code worked out: an axis of this size, if the arguments have one."""
         for size in self.axes:
