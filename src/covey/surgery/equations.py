@@ -81,15 +81,19 @@ class System:
             # gap == 0 means that its numerator is 0, and that is a polynomial.
             numerator, _ = sympy.fraction(sympy.together(gap))
             gap = sympy.expand(numerator)
-        gap = _without_fractions(gap)
+        gap = _shortened(gap)
         slopes = _slopes(gap)
         symbol = self._best_symbol(gap, slopes)
-        if symbol is None:
-            return
-        slope = slopes[symbol]
-        value = symbol - gap / slope
-        shorten = sympy.expand if slope.is_Number else sympy.cancel
-        self.solved[symbol] = shorten(value)
+        if symbol is not None:
+            slope = slopes[symbol]
+            value = symbol - gap / slope
+            shorten = sympy.expand if slope.is_Number else sympy.cancel
+            self.solved[symbol] = shorten(value)
+        else:
+            symbol = self._only_symbol(gap)
+            if symbol is None:
+                return
+            self.solved[symbol] = sympy.Integer(self.original[symbol])
         if self.wished is not None:
             self.fixed[symbol] = (equation.is_cut, equation.where)
 
@@ -131,20 +135,27 @@ class System:
 
         return max(candidates, key=preference)
 
+    def _only_symbol(self, gap: Expr) -> Symbol | None:
+        """The one symbol of an equation that says what its square is, or another power."""
+        free = gap.free_symbols - self.data
+        return next(iter(free)) if len(free) == 1 else None
+
     def _rank(self, gap: Expr, symbol: Symbol, slope: Expr) -> int:
-        """How good it is to solve the equation gap == 0 for a symbol, from 0 to 4."""
+        """How good it is to solve the equation gap == 0 for a symbol, from 0 to 6."""
         counts = self.heads | self.groups
         if symbol in counts:
             # A count that a width decides (groups of a depthwise convolution) follows it; else it stays free.
             widths = gap.free_symbols - counts - self.data
-            return 4 if slope.is_Number and widths else 0
+            return 6 if slope.is_Number and widths else 0
         # The width of a head: the heads and the whole width stay free.
         if slope.free_symbols & counts:
-            return 3
+            return 5
         if symbol in self.attributes and slope.free_symbols - self.data:
-            return 3
-        is_plain = slope.is_Number and abs(slope) == 1
-        return 2 if is_plain else 1
+            return 5
+        is_whole = slope.is_Number and abs(slope) == 1
+        if _is_difference(gap, slope):
+            return 2 if is_whole else 1
+        return 4 if is_whole else 3
 
 
 def eliminate(found: Probe) -> System:
@@ -213,12 +224,27 @@ def _find_widths(found: Probe, system: System) -> None:
 # --- formulas ----------------------------------------------------------------------------------------------------
 
 
-def _without_fractions(gap: Expr) -> Expr:
-    """A sum times its denominators: a symbol with a factor of 1 is then a whole multiple of the others."""
+def _shortened(gap: Expr) -> Expr:
+    """An equation's gap without fractions, and without symbols that all its terms have: no size is 0."""
     terms = sympy.Add.make_args(gap)
     denominators = [int(term.as_coeff_Mul()[0].q) for term in terms]
-    factor = math.lcm(*denominators)
+    factor = sympy.Integer(math.lcm(*denominators))
+    if _linear_slopes(gap) is None:
+        for symbol in gap.free_symbols:
+            least = min(term.as_powers_dict().get(symbol, 0) for term in terms)
+            factor = factor / symbol**least
     return gap if factor == 1 else sympy.expand(gap * factor)
+
+
+def _is_difference(gap: Expr, slope: Expr) -> bool:
+    """Whether the symbol with this slope is some symbols less others: it might come out as 0."""
+    signs = set()
+    for term in sympy.Add.make_args(gap):
+        factor, _ = term.as_coeff_Mul()
+        signs.add(bool(factor > 0))
+    own = bool(slope.as_coeff_Mul()[0] > 0)
+    count = sum(1 for term in sympy.Add.make_args(gap) if bool(term.as_coeff_Mul()[0] > 0) == own)
+    return len(signs) == 2 and count > 1
 
 
 def _linear_slopes(expr: Expr) -> Slopes | None:

@@ -92,7 +92,8 @@ READ: dict[Callable, Callable[..., Any]] = {
 
 def linear(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -110,7 +111,8 @@ def linear(
 
 def bilinear(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input1: Tensor,
     input2: Tensor,
     weight: Tensor,
@@ -131,7 +133,8 @@ def bilinear(
 
 def convolution(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -150,12 +153,13 @@ def convolution(
     rec.divide(outputs, groups)
     if bias is not None:
         rec.equate(sizes_of(bias)[0], outputs)
-    return (*batch, outputs, *_space_of_convolution(rec, input, out, len(kernel)))
+    return (*batch, outputs, *_space_of_convolution(rec, input, made, len(kernel)))
 
 
 def transposed_convolution(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -175,17 +179,18 @@ def transposed_convolution(
     rec.divide(inputs, groups)
     if bias is not None:
         rec.equate(sizes_of(bias)[0], outputs)
-    return (*batch, outputs, *_space_of_convolution(rec, input, out, len(kernel)))
+    return (*batch, outputs, *_space_of_convolution(rec, input, made, len(kernel)))
 
 
-def _space_of_convolution(rec: Recorder, input: Tensor, out: Tensor, rank: int) -> Sizes:
+def _space_of_convolution(rec: Recorder, input: Tensor, made: Tensor, rank: int) -> Sizes:
     """The axes over which a kernel moves. Where it keeps their size they may even be channels."""
-    return space_sizes(rec, sizes_of(input), out, rank)[-rank:]
+    return space_sizes(rec, sizes_of(input), made, rank)[-rank:]
 
 
 def pad(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     pad: Sequence[int],
     *rest: Any,
@@ -203,7 +208,8 @@ def pad(
 
 def unfold(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     kernel_size: Any,
     *rest: Any,
@@ -213,12 +219,13 @@ def unfold(
     *batch, channels = sizes_of(input)[:-2]
     kernel = _kernel_entries(kernel_size)
     rec.compose(channels * kernel, "product", (channels, kernel))
-    return (*batch, channels * kernel, rec.from_data(out.shape[-1]))
+    return (*batch, channels * kernel, rec.from_data(made.shape[-1]))
 
 
 def fold(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     output_size: Any,
     kernel_size: Any,
@@ -230,7 +237,7 @@ def fold(
     kernel = _kernel_entries(kernel_size)
     channels = entries // kernel
     rec.compose(entries, "product", (channels, kernel))
-    return (*batch, channels, *map(rec.from_data, out.shape[-2:]))
+    return (*batch, channels, *map(rec.from_data, made.shape[-2:]))
 
 
 def _kernel_entries(kernel_size: Any) -> int:
@@ -241,37 +248,39 @@ def _kernel_entries(kernel_size: Any) -> int:
 # --- channels as space -------------------------------------------------------------------------------------------
 
 
-def pixel_shuffle(rec: Recorder, out: Tensor, input: Tensor, upscale_factor: int) -> Sizes:
+def pixel_shuffle(rec: Recorder, made: Tensor, /, input: Tensor, upscale_factor: int) -> Sizes:
     """(..., C r r, H, W) -> (..., C, H r, W r)."""
     *batch, channels = sizes_of(input)[:-2]
     factor = int(upscale_factor)
     fewer = channels // (factor * factor)
     rec.compose(channels, "product", (fewer, factor * factor))
-    return (*batch, fewer, *map(rec.from_data, out.shape[-2:]))
+    return (*batch, fewer, *map(rec.from_data, made.shape[-2:]))
 
 
-def pixel_unshuffle(rec: Recorder, out: Tensor, input: Tensor, downscale_factor: int) -> Sizes:
+def pixel_unshuffle(rec: Recorder, made: Tensor, /, input: Tensor, downscale_factor: int) -> Sizes:
     """(..., C, H r, W r) -> (..., C r r, H, W)."""
     *batch, channels = sizes_of(input)[:-2]
     factor = int(downscale_factor)
     more = channels * (factor * factor)
     rec.compose(more, "product", (channels, factor * factor))
-    return (*batch, more, *map(rec.from_data, out.shape[-2:]))
+    return (*batch, more, *map(rec.from_data, made.shape[-2:]))
 
 
-def channel_shuffle(rec: Recorder, out: Tensor, input: Tensor, groups: int) -> Sizes:
+def channel_shuffle(rec: Recorder, made: Tensor, /, input: Tensor, groups: int) -> Sizes:
     """(B, C, ...) with C in groups."""
     sizes = sizes_of(input)
     rec.divide(sizes[1], groups)
     return sizes
 
 
-def resized(rec: Recorder, out: Tensor, input: Tensor, *rest: Any, **options: Any) -> Sizes:
+def resized(rec: Recorder, made: Tensor, /, input: Tensor, *rest: Any, **options: Any) -> Sizes:
     """(B, C, ...) -> (B, C, ...) with other positions."""
-    return space_sizes(rec, sizes_of(input), out, input.dim() - 2)
+    return space_sizes(rec, sizes_of(input), made, input.dim() - 2)
 
 
-def grid_sample(rec: Recorder, out: Tensor, input: Tensor, grid: Tensor, *rest: Any, **options: Any) -> Sizes:
+def grid_sample(
+    rec: Recorder, made: Tensor, /, input: Tensor, grid: Tensor, *rest: Any, **options: Any
+) -> Sizes:
     """(B, C, ...) and (B, ..., 2) -> (B, C, ...) at the grid's positions."""
     batch, channels = sizes_of(input)[:2]
     return (batch, channels, *sizes_of(grid)[1:-1])
@@ -287,7 +296,8 @@ def _given_tensors(rest: tuple, options: dict[str, Any]) -> list[Tensor]:
 
 def batch_norm(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     *rest: Any,
     **options: Any,
@@ -301,7 +311,8 @@ def batch_norm(
 
 def layer_norm(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     normalized_shape: Sequence[int],
     *rest: Any,
@@ -319,7 +330,8 @@ def layer_norm(
 
 def group_norm(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     input: Tensor,
     num_groups: int,
     *rest: Any,
@@ -330,10 +342,10 @@ def group_norm(
     rec.divide(channels, num_groups)
     if int(num_groups) == int(channels):
         rec.equate(num_groups, channels)
-    return batch_norm(rec, out, input, *rest, **options)
+    return batch_norm(rec, made, input, *rest, **options)
 
 
-def prelu(rec: Recorder, out: Tensor, input: Tensor, weight: Tensor) -> Sizes:
+def prelu(rec: Recorder, made: Tensor, /, input: Tensor, weight: Tensor) -> Sizes:
     """(B, C, ...) with one slope for all channels or one for each."""
     sizes = sizes_of(input)
     if weight.numel() > 1:
@@ -341,30 +353,30 @@ def prelu(rec: Recorder, out: Tensor, input: Tensor, weight: Tensor) -> Sizes:
     return sizes
 
 
-def same(rec: Recorder, out: Tensor, input: Tensor, *rest: Any, **options: Any) -> Sizes:
+def same(rec: Recorder, made: Tensor, /, input: Tensor, *rest: Any, **options: Any) -> Sizes:
     """As large as the first argument."""
     return sizes_of(input)
 
 
-def glu(rec: Recorder, out: Tensor, input: Tensor, dim: int = -1) -> Sizes:
+def glu(rec: Recorder, made: Tensor, /, input: Tensor, dim: int = -1) -> Sizes:
     """One half of an axis gates the other."""
-    return chunk(rec, out, input, 2, dim)[0]
+    return chunk(rec, made, input, 2, dim)[0]
 
 
 # --- products ----------------------------------------------------------------------------------------------------
 
 
-def matmul(rec: Recorder, out: Tensor, input: Tensor, other: Tensor) -> Sizes:
+def matmul(rec: Recorder, made: Tensor, /, input: Tensor, other: Tensor) -> Sizes:
     """Products of matrices, batched or not."""
     return matrix_product(rec, input, other)
 
 
-def reversed_matmul(rec: Recorder, out: Tensor, input: Tensor, other: Tensor) -> Sizes:
+def reversed_matmul(rec: Recorder, made: Tensor, /, input: Tensor, other: Tensor) -> Sizes:
     """`other @ input`."""
     return matrix_product(rec, other, input)
 
 
-def einsum(rec: Recorder, out: Tensor, equation: str, *operands: Any) -> Sizes:
+def einsum(rec: Recorder, made: Tensor, /, equation: str, *operands: Any) -> Sizes:
     """Each letter is one size; letters that the result lacks are summed over."""
     tensors = [leaf for leaf in leaves(operands) if isinstance(leaf, Tensor)]
     inputs, _, answer = equation.replace(" ", "").partition("->")
@@ -396,7 +408,8 @@ def einsum(rec: Recorder, out: Tensor, equation: str, *operands: Any) -> Sizes:
 
 def attention(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -431,7 +444,8 @@ def attention(
 
 def multi_head_attention(
     rec: Recorder,
-    out: Tensor,
+    made: Tensor,
+    /,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -465,7 +479,7 @@ def multi_head_attention(
     pairs.append((bias_k, (1, 1, width)))
     pairs.append((bias_v, (1, 1, width)))
     for tensor, wanted in pairs:
-        if tensor is None:
+        if tensor is None or tensor.dim() != len(wanted):
             continue
         sizes = sizes_of(tensor)
         for size, other in zip(sizes, wanted, strict=True):
@@ -480,11 +494,11 @@ def multi_head_attention(
 # --- sizes that the network's code gives -------------------------------------------------------------------------
 
 
-def chunk(rec: Recorder, out: Tensor, input: Tensor, chunks: int, dim: int = 0) -> list[Sizes]:
+def chunk(rec: Recorder, made: Tensor, /, input: Tensor, chunks: int, dim: int = 0) -> list[Sizes]:
     """Equal parts of an axis; the last may be shorter."""
     sizes = sizes_of(input)
     axis = dim % len(sizes)
-    each = out.shape[axis]
+    each = made.shape[axis]
     count = -(-int(sizes[axis]) // each)
     if int(sizes[axis]) == each * count:
         part = sizes[axis] // count
@@ -493,17 +507,44 @@ def chunk(rec: Recorder, out: Tensor, input: Tensor, chunks: int, dim: int = 0) 
     return split_sizes(rec, sizes, axis, [each] * (count - 1) + [sizes[axis] - each * (count - 1)])
 
 
-def arange(rec: Recorder, out: Tensor, *numbers: Any, **options: Any) -> Sizes:
+def repeat_interleave(
+    rec: Recorder,
+    made: Tensor,
+    /,
+    input: Tensor,
+    repeats: Any,
+    dim: int | None = None,
+    **options: Any,
+) -> Sizes:
+    """Each entry of an axis several times."""
+    sizes = list(sizes_of(input))
+    if dim is None:
+        sizes, dim = [product(sizes)], 0
+    old = sizes[dim]
+    if isinstance(repeats, int):
+        sizes[dim] = old * repeats
+        rec.compose(sizes[dim], "product", (old, repeats))
+    else:
+        sizes[dim] = rec.from_data(made.shape[dim])
+    return tuple(sizes)
+
+
+def as_other(rec: Recorder, made: Tensor, /, input: Tensor, other: Tensor) -> Sizes:
+    """As large as the second argument."""
+    return sizes_of(other)
+
+
+def arange(rec: Recorder, made: Tensor, /, *numbers: Any, **options: Any) -> Sizes:
     """Numbers from start to end."""
     start = options.get("start", numbers[0] if len(numbers) > 1 else 0)
     end = options.get("end", numbers[1] if len(numbers) > 1 else (numbers or (0,))[0])
     step = options.get("step", numbers[2] if len(numbers) > 2 else 1)
     if not isinstance(end, Size) and not isinstance(start, Size):
-        return tuple(out.shape)
+        return tuple(made.shape)
     length = end - start
     if step != 1 and isinstance(step, int):
         length = -(-length // step)
-    return (length,) if int(length) == out.shape[0] and isinstance(length, int) else tuple(out.shape)
+    return (length,) if int(length) == made.shape[0] and isinstance(length, int) else tuple(made.shape)
 
 
 RULES: dict[Callable, Callable[..., Any]] = {
@@ -549,5 +590,10 @@ RULES: dict[Callable, Callable[..., Any]] = {
     F.multi_head_attention_forward: multi_head_attention,
     torch.chunk: chunk,
     Tensor.chunk: chunk,
+    torch.repeat_interleave: repeat_interleave,
+    Tensor.repeat_interleave: repeat_interleave,
+    Tensor.reshape_as: as_other,
+    Tensor.view_as: as_other,
+    Tensor.expand_as: as_other,
     torch.arange: arange,
 }

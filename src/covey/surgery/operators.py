@@ -245,6 +245,11 @@ def _rank(given: Any) -> int:
     return tensor.dim()
 
 
+def _weight_norm(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    direction, length = sizes_of(args[0]), sizes_of(args[1])
+    return [broadcast(facts.recorder, [direction, length]), length]
+
+
 def _transpose(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
     sizes = list(sizes_of(args[0]))
     if len(args) > 2 and sizes:
@@ -291,6 +296,13 @@ def _real_as_complex(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor
 # --- axes that are cut or looked up ------------------------------------------------------------------------------
 
 
+def _fix(facts: Facts, tensor: Tensor, size: int) -> None:
+    """Write down that an axis is read at fixed places; where it carries data it is a width, but one that stays."""
+    facts.recorder.position(size)
+    if carries_data(tensor):
+        facts.recorder.sum_over(size)
+
+
 def _embedding(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
     rows, width = sizes_of(args[0])
     facts.recorder.position(rows)
@@ -302,7 +314,7 @@ def _index(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list
     sizes = sizes_of(args[0])
     indices = {axis: index for axis, index in enumerate(args[1]) if index is not None}
     for axis in indices:
-        facts.recorder.position(sizes[axis])
+        _fix(facts, args[0], sizes[axis])
     looked_up = broadcast(facts.recorder, [sizes_of(index) for index in indices.values()])
     kept = [size for axis, size in enumerate(sizes) if axis not in indices]
     first, last = min(indices), max(indices)
@@ -323,14 +335,14 @@ def _index_along_axis(facts: Facts, args: tuple, kwargs: Named, made: list[Tenso
     """`index_select`: one axis is as long as the list of indices."""
     sizes = list(sizes_of(args[0]))
     axis = _axis(args, kwargs)
-    facts.recorder.position(sizes[axis])
+    _fix(facts, args[0], sizes[axis])
     (sizes[axis],) = sizes_of(args[2]) or (1,)
     return [tuple(sizes)]
 
 
 def _gather(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
     sizes = sizes_of(args[0])
-    facts.recorder.position(sizes[_axis(args, kwargs)])
+    _fix(facts, args[0], sizes[_axis(args, kwargs)])
     return [sizes_of(args[2])]
 
 
@@ -343,14 +355,15 @@ def _scatter(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> li
 def _select(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
     sizes = sizes_of(args[0])
     axis = _axis(args, kwargs)
-    facts.recorder.position(sizes[axis])
+    if int(args[2]) not in (0, -1):  # every axis has a first and a last entry
+        _fix(facts, args[0], sizes[axis])
     return [_without(sizes, axis)]
 
 
 def _unbind(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
     sizes = sizes_of(args[0])
     axis = _axis(args, kwargs)
-    facts.recorder.position(sizes[axis])
+    _fix(facts, args[0], sizes[axis])
     return [_without(sizes, axis)] * len(made)
 
 
@@ -362,8 +375,9 @@ def _slice(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list
     start, stop, step = [*args[2:5], None, None, None][:3]
     begin = _bound(facts, start, size, 0)
     end = _bound(facts, stop, size, size)
-    if _is_cut(facts, (start, stop), size):
-        facts.recorder.position(size)
+    is_every_other = step is not None and 1 < int(step) <= int(size) and int(start or 0) < int(step)
+    if _is_cut(facts, (stop,) if is_every_other else (start, stop), size):
+        _fix(facts, args[0], size)
     length = end - begin
     if step is not None and int(step) > 1:
         length = -(-length // step)
@@ -407,6 +421,8 @@ def _split(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list
     else:
         given = facts.call.given(args[1])
         parts = [length if size is None else size for size, length in zip(given, lengths, strict=True)]
+    if not all(isinstance(part, Size) for part in parts):
+        facts.recorder.sum_over(sizes[axis])
     return split_sizes(facts.recorder, sizes, axis, parts)
 
 
@@ -421,7 +437,7 @@ def _top(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[S
     """The largest k of an axis."""
     sizes = list(sizes_of(args[0]))
     axis = _axis(args, kwargs, place=2, default=-1)
-    facts.recorder.position(sizes[axis])
+    _fix(facts, args[0], sizes[axis])
     known = facts.call.number(int(args[1]))
     sizes[axis] = args[1] if known is None else known
     return [tuple(sizes)] * len(made)
@@ -598,6 +614,8 @@ def _reshaped(
             rec.divide(whole, others)
     else:
         rec.equate(whole, product(size for size in sizes if size is not None))
+        if not any(isinstance(size, Size) for size in sizes):
+            rec.sum_over(*olds)  # numbers in the network's code: a width, but one that stays
     done = [size for size in sizes if size is not None]
     if len(olds) == 1 and len(done) > 1:
         rec.compose(olds[0], "product", tuple(done))
@@ -643,6 +661,7 @@ def _windows(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> li
 Rule = Callable[[Facts, tuple, Named, list[Tensor]], list[Sizes]]
 
 RULES: dict[str, Rule] = {
+    "aten._weight_norm_interface": _weight_norm,
     "aten.transpose": _transpose,
     "aten.t": _transpose,
     "aten.permute": _permute,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from covey.errors import ConversionError
 from covey.networks.layers import hollow
-from covey.surgery.attributes import as_tuple, attribute_names, counts_groups, counts_heads
+from covey.surgery.attributes import as_tuple, attributes, counts_groups, counts_heads
 from covey.surgery.errors import TorchChangedError
 from covey.surgery.functions import Following
 from covey.surgery.operators import Facts
@@ -120,16 +120,23 @@ def _fix_answer(answer: Any, recorder: Recorder) -> None:
 
 
 def _put_symbols_into_attributes(skeleton: nn.Module, found: Probe) -> None:
+    met: set[int] = set()
     for path, module in skeleton.named_modules():
-        for name in list(attribute_names(module)):
-            value = vars(module)[name]
-            sizes = _symbols_for(path, name, value, found)
-            if isinstance(value, tuple | list):
-                found.attributes[path, name] = sizes
-                vars(module)[name] = type(value)(sizes)
+        for held in list(attributes(module, met)):
+            sizes = _symbols_for(path, held.name, held.value, found)
+            if isinstance(held.value, tuple | list):
+                found.attributes[path, held.name] = sizes
+                held.place[held.key] = _sequence(held.value, sizes)
             else:
-                found.attributes[path, name] = sizes[0]
-                vars(module)[name] = sizes[0]
+                found.attributes[path, held.name] = sizes[0]
+                held.place[held.key] = sizes[0]
+
+
+def _sequence(like: Any, sizes: Sizes) -> Any:
+    """Sizes in a tuple or list of the same kind; named tuples take their values one by one."""
+    if hasattr(like, "_fields"):
+        return type(like)(*sizes)
+    return type(like)(sizes)
 
 
 def _symbols_for(
@@ -143,9 +150,10 @@ def _symbols_for(
     make = partial(found.recorder.symbol, label=label)
     sizes = tuple(map(make, as_tuple(value)))
     counts: set[Any] = set()
-    if counts_heads(name):
+    short = name.rpartition(".")[2]
+    if counts_heads(short):
         counts = found.heads
-    elif counts_groups(name):
+    elif counts_groups(short):
         counts = found.groups
     for size in sizes:
         if isinstance(size, Size):

@@ -102,7 +102,10 @@ class Size(int):
         numerator = sympy.expand(formula_of(top) - rest)
         divisor = formula_of(bottom)
         formula = sympy.expand(numerator / divisor)
-        return self._made(value, formula, top, bottom, demand=((numerator, divisor),))
+        if value == 0:
+            return self._made(value, formula, top, bottom)
+        positive = numerator if value > 0 else -numerator
+        return self._made(value, formula, top, bottom, demand=((positive, divisor),))
 
     def __mod__(self, other: Any) -> Any:
         rest = super().__mod__(other)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.nn.modules.batchnorm import _NormBase
     from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
     from torch.nn.modules.dropout import _DropoutNd
+    from torch.nn.modules.instancenorm import _InstanceNorm
 
 Run = Callable[[], Any]
 Observe = Callable[[str, tuple, dict[str, Any], Run], Any]
@@ -142,6 +143,12 @@ def batch_norm_class() -> type[_NormBase]:
     """What all batch and instance norms are."""
     with _hook("torch.nn.modules.batchnorm._NormBase", "tell batch norms from other layers"):
         return nn.modules.batchnorm._NormBase
+
+
+def instance_norm_class() -> type[_InstanceNorm]:
+    """What all instance norms are."""
+    with _hook("torch.nn.modules.instancenorm._InstanceNorm", "tell instance norms from other layers"):
+        return nn.modules.instancenorm._InstanceNorm
 
 
 def dropout_class() -> type[_DropoutNd]:
