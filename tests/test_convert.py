@@ -111,15 +111,6 @@ def test_reparametrised_layers_work(norm: object) -> None:
     assert all("remove_parametrizations" in note for note in notes)
 
 
-def test_old_style_weight_norm_says_how_to_remove_it() -> None:
-    net = small()
-    with pytest.warns(FutureWarning):
-        net[0] = torch.nn.utils.weight_norm(net[0])
-    net(torch.randn(2, 4))
-    with pytest.raises(ConversionError, match=r"remove_weight_norm.*parametrizations\.weight_norm"):
-        covey.convert(net, covey.DeepEnsemble())
-
-
 class Shape(nn.Module):
     def __init__(self, answer: str) -> None:
         super().__init__()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import covey
@@ -197,3 +201,171 @@ def test_activation_checkpointing_gives_the_same_gradients(method: covey.Method,
         gradients.append([parameter.grad for parameter in ensemble.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+class Remembers(nn.Module):
+    """Keeps an activation, which has a history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = torch.tanh(self.first(x))
+        return self.out(self.last)
+
+
+def _trained(prepare: Callable[[nn.Module], Any]) -> nn.Module:
+    """A network after a training pass."""
+    network = Remembers()
+    prepare(network.first)
+    network(torch.randn(5, 6)).sum().backward()
+    return network
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda layer: None,
+        torch.nn.utils.weight_norm,
+        torch.nn.utils.spectral_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+    ids=["activation", "weight norm", "spectral norm", "pruned"],
+)
+def test_networks_are_converted_after_a_training_pass(prepare: Callable[[nn.Module], Any]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    method = covey.Replicate(members=M, noise=0.2)
+    ensemble = covey.convert(_trained(prepare), method, example=x).train()
+    ensemble.run = "loop"
+    plain = [copy.deepcopy(ensemble.member(k)) for k in range(M)]
+    for _ in range(2):
+        outputs = ensemble(x)
+        for k in range(M):
+            torch.testing.assert_close(outputs[k], plain[k](x))
+    outputs.square().sum().backward()
+    for k in range(M):
+        plain[k](x)  # leaves a tensor with a history behind
+    twin = copy.deepcopy(ensemble)
+    torch.testing.assert_close(twin(x), ensemble(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("prepare", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
+def test_gradients_reach_what_a_hook_computes_from(prepare: Callable[[nn.Module], Any]) -> None:
+    x = torch.randn(5, 6)
+    method = covey.Replicate(members=M, noise=0.2)
+    ensemble = covey.convert(_trained(prepare), method, example=x).train()
+    ensemble.run = "loop"
+    plain = ensemble.member(1)
+    ensemble(x)[1].square().sum().backward()
+    plain(x).square().sum().backward()
+    stacked = ensemble.parts["replicated"].phi
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(stacked[name].grad[1], parameter.grad)
+
+
+class Rescales(nn.Module):
+    """Halves a weight in place in eval mode and remembers that it has, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.halved = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.halved == self.training:
+            with torch.no_grad():
+                self.first.weight.mul_(2.0 if self.training else 0.5)
+            self.halved = not self.training
+        return self.out(torch.tanh(self.first(x)))
+
+
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+@pytest.mark.parametrize("where", ["all", "out"])
+def test_members_do_not_meet_in_weights_changed_in_place(where: str, gamma: float, called: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    network = Rescales()
+    if called:
+        network.eval()(x)
+    method = covey.Replicate(members=M, noise=0.2, where=where, gamma=gamma)
+    ensemble = covey.convert(network, method, example=x)
+    ensemble.run = "loop"
+    plain = [ensemble.member(k) for k in range(M)]
+    for mode, members in ((True, None), (False, [0]), (False, None), (False, None), (True, None)):
+        ensemble.train(mode)
+        outputs = ensemble(x, members=members)
+        for i, k in enumerate(members or range(M)):
+            torch.testing.assert_close(outputs[i], plain[k].train(mode)(x))
+    outputs.sum().backward()
+
+
+class Limited(nn.Module):
+    """An embedding that shortens its rows in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Embedding(7, 6, max_norm=0.5), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.first(x).mean(1))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_an_embedding_with_a_largest_norm_is_shortened_as_in_the_network(gamma: float) -> None:
+    x = torch.randint(0, 7, (5, 3))
+    ensemble = covey.convert(Limited(), covey.MultiHead(members=M, gamma=gamma), example=x).train()
+    ensemble.run = "loop"
+    plain = ensemble.member(1)
+    outputs = ensemble(x)
+    torch.testing.assert_close(outputs[1], plain(x))
+    torch.testing.assert_close(ensemble.member(2).first.weight, plain.first.weight)
+    outputs[1].square().sum().backward()
+    plain(x).square().sum().backward()
+    shared = ensemble.parts["shared"].theta["first.weight"]
+    torch.testing.assert_close(shared.grad, gamma * plain.first.weight.grad)
+
+
+class Memo:
+    __slots__ = ("weight",)
+
+
+class Memorises(nn.Module):
+    """Keeps a number made of its weights in an object with slots, or under `functools.lru_cache`."""
+
+    def __init__(self, slots: bool) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.memo = Memo() if slots else None
+
+    @functools.lru_cache  # noqa: B019  people do
+    def cached(self) -> Tensor:
+        return self.first.weight.sum()
+
+    def factor(self) -> Tensor:
+        if self.memo is None:
+            return self.cached()
+        if not hasattr(self.memo, "weight"):
+            self.memo.weight = self.first.weight.sum()
+        return self.memo.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.first(x)) * self.factor())
+
+
+@pytest.mark.parametrize("run", ["loop", "batched"])
+@pytest.mark.parametrize("slots", [True, False])
+def test_members_do_not_meet_in_slots_or_cached_methods(slots: bool, run: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    ensemble = covey.convert(Memorises(slots), covey.DeepEnsemble(members=M), example=x)
+    ensemble.run = run
+    for mode in (True, False):
+        outputs = ensemble.train(mode)(x)
+        for k in range(M):
+            torch.testing.assert_close(outputs[k], ensemble.member(k).train(mode)(x))
+    copy.deepcopy(ensemble)

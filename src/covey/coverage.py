@@ -51,13 +51,14 @@ class Coverage:
     rows: tuple[Row, ...]
     network: int  # how many parameters the network itself has, or the networks on average
     title: str = ""
+    checked: str = ""  # what conversion found out about the members
 
     @classmethod
     def of(cls, ensemble: Ensemble) -> Coverage:
         """The table of an ensemble; where networks differ, of all their tensors, each with its first shape."""
         rows = (*_parameter_rows(ensemble), *_buffer_rows(ensemble))
         title = f"{type(ensemble.method).__name__}, {ensemble.members} members"
-        return cls(rows, _size_given(ensemble), title)
+        return cls(rows, _size_given(ensemble), title, ensemble.checked)
 
     @property
     def total(self) -> int:
@@ -82,6 +83,8 @@ class Coverage:
         lines = [f"{self.title}: {self._total_line()}"]
         for role, (tensors, parameters) in self.by_role().items():
             lines.append(f"  {role}: {tensors} tensors, {parameters:,}")
+        if self.checked:
+            lines.append(f"  {self.checked}")
         return "\n".join(lines)
 
     def to_html(self) -> str:
@@ -96,7 +99,8 @@ class Coverage:
 
     def __str__(self) -> str:
         cells = [row.cells() for row in self.rows]
-        return text_table(_HEADINGS, cells, right=("parameters",)) + "\n" + self._total_line()
+        lines = [text_table(_HEADINGS, cells, right=("parameters",)), self._total_line()]
+        return "\n".join([*lines, self.checked] if self.checked else lines)
 
 
 def _networks(ensemble: Ensemble) -> list[nn.Module]:

@@ -49,6 +49,7 @@ class Ensemble(nn.Module):
         class_dim: the class axis of one member's output; None for the usual one.
         output: which part of what the network returns is the answer.
         seed: of the random choices that conversion made.
+        checked: what conversion found out about the members; see `covey.convert(check=...)`.
         runs: how members run in train and in eval mode: "loop", "batched" or "auto".
         temperature: calibrates the probabilities, if it is set.
         conformal: gives sets of classes, if it is set.
@@ -80,6 +81,7 @@ class Ensemble(nn.Module):
         self.task, self.seed = "classification", 0
         self.class_dim: int | None = None
         self.output = bodies[0].output
+        self.checked = ""
         self.temperature: Temperature | None = None
         self.conformal: Conformal | None = None
         self.runs = {"train": "auto", "eval": "auto"}
@@ -110,7 +112,9 @@ class Ensemble(nn.Module):
 
     def nothing_left_behind(self) -> Any:
         """A context after which the skeletons hold no tensor that a call left in them; see `networks.leftovers`."""
-        return nothing_left_behind(self._skeletons)
+        # a network that rescales its weights keeps in Python whether it has, and its weights are put back
+        rescales = any(record.get("rewrites") for record in self.records)
+        return nothing_left_behind(self._skeletons, keep_plain=not rescales)
 
     def predict(self, *args: Any, check: bool = True, **kwargs: Any) -> Prediction | Regression:
         """The combined answer and its uncertainty, in eval mode and without gradients.
@@ -253,6 +257,9 @@ class Ensemble(nn.Module):
     def call(self, k: int, tensors: dict[str, Tensor], args: tuple, kwargs: dict[str, Any]) -> Tensor:
         """Run member k's skeleton with these tensors; those that the network replaces are replaced in `tensors`."""
         network = self.network_of(k)
+        for name in self.records[network].get("rewrites", ()):
+            # what the network changes in place is its own for this call
+            tensors[name] = tensors[name].clone()
         given = {place: tensors[name] for place, name in self._slots[network].items()}
         # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
         skeleton = self._skeletons[network]

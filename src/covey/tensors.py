@@ -46,7 +46,8 @@ class _ScaledGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(tensor: Tensor, factor: float) -> Tensor:
-        return tensor.view_as(tensor)
+        # not a view: autograd forbids to change one in place, as embeddings with a max_norm do with their weights
+        return tensor.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:

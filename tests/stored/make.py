@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import networks
 import numpy as np
 import torch
 from covey.evaluate import fit_conformal, fit_temperature
@@ -26,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import covey
+import networks
 from covey import zoo
 from covey.data import Data, Split
 from covey.train import checkpoint

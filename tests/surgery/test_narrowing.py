@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import CASES, Attention, Dense, ViT
 from torch import Tensor, nn
 
 from covey.errors import ConversionError, OptionError
 from covey.surgery import Narrowed, apply_edits, narrow, slice_weights
+from networks import CASES, Attention, Dense, ViT
 
 
 def shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from covey import registry
 from covey.cli import recipes, run
+from covey.cli import results as stored
 from covey.cli.commands import flag_value
 from covey.cli.flags import UsageError, parse
 from covey.cli.settings import Settings, parse_options, updated
@@ -37,6 +39,10 @@ class CompareFlags:
         baseline: the method that the others are compared with; the first with one member if not given.
         flatness: measure how the loss of each run's first member rises with noise on its weights, on so many test
             samples of a classification.
+        corruptions: corrupt the first so many test images in 75 ways and score those too.
+        collapsed: score every way of averaging members' weights into one network too, where members are kept.
+        results: a .json file for settings, versions, wall time and raw scores of all runs; results.json in the folder
+            if not given.
     """
 
     methods: tuple[str, ...] = ("single", "deep-ensemble", "batch-ensemble")
@@ -49,6 +55,9 @@ class CompareFlags:
     scale: Literal["full", "small"] = "full"
     baseline: str | None = None
     flatness: int = 0
+    corruptions: int = 0
+    collapsed: bool = False
+    results: str | None = None
 
 
 # whose setting a name means: packed:alpha=2 is the method's, --vary lr=0.1,0.2 the recipe's even if the method has one
@@ -59,12 +68,30 @@ REPEATS = ("split", "data_seed")  # settings that make another run of the same t
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of many: its name in the report, its settings, its folder, and which repetition it is."""
+    """One run of many: its name in the report, its settings, its folder, which repetition it is, what is scored."""
 
     label: str
     settings: Settings
     folder: Path
     repeat: int
+    corruptions: int = 0
+    collapsed: bool = False
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where results are kept, what they are of, and of which runs, done or not."""
+
+    path: str
+    name: str
+    about: Mapping[str, Any]
+    command: str
+    planned: Sequence[PlannedRun]
+
+    def write(self) -> None:
+        """Write the results of all runs that are done."""
+        done = [stored.Done(one.label, one.repeat, one.folder) for one in self.planned if _is_done(one)]
+        stored.write(Path(self.path), self.name, self.about, self.command, done, len(self.planned))
 
 
 def compare(args: Sequence[str]) -> int:
@@ -82,8 +109,16 @@ def compare(args: Sequence[str]) -> int:
     planned = planned_runs(base, own)
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
+    command = f"covey compare {shlex.join(args)}"
+    keep = Results(own.results or f"{own.folder}/results.json", "compare", {}, command, planned)
     return execute(
-        planned, Path(own.folder), jobs=own.jobs, ray=own.ray, baseline=own.baseline, flatness=own.flatness
+        planned,
+        Path(own.folder),
+        jobs=own.jobs,
+        ray=own.ray,
+        baseline=own.baseline,
+        flatness=own.flatness,
+        results=keep,
     )
 
 
@@ -111,7 +146,8 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         label = " ".join([*words, *(f"{k}={v}" for k, v in varied.items() if k not in REPEATS)])
         before = sum(one.label == label for one in planned)
         repeat = before if any(name in REPEATS for name in varied) else seed
-        planned.append(PlannedRun(label, settings, Path(own.folder) / f"{file}-{seed}", repeat))
+        place = Path(own.folder) / f"{file}-{seed}"
+        planned.append(PlannedRun(label, settings, place, repeat, own.corruptions, own.collapsed))
     names = [str(one.folder) for one in planned]
     if len(set(names)) < len(names):
         raise UsageError("two of the runs are the same: a method, a setting or a seed stands there twice.")
@@ -126,8 +162,9 @@ def execute(
     ray: bool = False,
     baseline: str | None = None,
     flatness: int = 0,
+    results: Results | None = None,
 ) -> int:
-    """Do all runs, those that are done already excepted, and write the report. 1 if a run failed."""
+    """Do all runs, those that are done already excepted, and write results and the report. 1 if a run failed."""
     failed = []
     ways: dict[str, Callable[[Iterable[PlannedRun]], Iterator[tuple[PlannedRun, str | None]]]] = {
         "ray": _on_ray,
@@ -141,24 +178,35 @@ def execute(
         print(f"[{done}/{len(planned)}] {one.label} {which}: {error or 'done'}", flush=True)
         if error:
             failed.append(one)
+        elif results is not None:
+            results.write()
     finished = [one for one in planned if one not in failed]
     if finished:
         print(f"report: {report(finished, folder, baseline, flatness)}")
     return 1 if failed else 0
 
 
-def do_run(settings: Mapping[str, Any], folder: str) -> str | None:
+def do_run(one: PlannedRun) -> str | None:
     """One run in whatever process; returns what went wrong, or None. A run that is done is not done again."""
-    place, wanted = Path(folder), Settings.from_dict(settings)
     try:
-        if (place / run.COST).exists() and run.settings_of(run.read_settings(place)) == wanted:
+        if _is_done(one):
             return None
-        history, data = run.train(wanted, place, resume=True)
-        run.score(place, history.ensemble, data)
-        run.measure_cost(place, history.ensemble, data)
+        history, data = run.train(one.settings, one.folder, resume=True)
+        run.score(one.folder, history.ensemble, data, corruptions=one.corruptions)
+        if one.collapsed and history.ensemble.members > 1:
+            run.score_collapsed(one.folder, history.ensemble, data)
+        run.measure_cost(one.folder, history.ensemble, data)
     except (CoveyError, OSError) as error:
         return " ".join(str(error).split())
     return None
+
+
+def _is_done(one: PlannedRun) -> bool:
+    """Whether the run was done with these settings; its cost is written last."""
+    if not (one.folder / run.COST).exists():
+        return False
+    found = run.settings_of(run.read_settings(one.folder))
+    return replace(found, machine=one.settings.machine) == one.settings
 
 
 def report(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int = 0) -> Path:
@@ -185,12 +233,12 @@ def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
 
 def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:
     for one in planned:
-        yield one, do_run(one.settings.to_dict(), str(one.folder))
+        yield one, do_run(one)
 
 
 def _in_processes(planned: Iterable[PlannedRun], jobs: int) -> Iterator[tuple[PlannedRun, str | None]]:
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(do_run, _quiet(one), str(one.folder)): one for one in planned}
+        waiting = {pool.submit(do_run, _quiet(one)): one for one in planned}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 
@@ -202,7 +250,7 @@ def _on_ray(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | N
         raise OptionError("--ray needs the package ray; pip install covey[ray].") from error
     ray.init(ignore_reinit_error=True, log_to_driver=False, include_dashboard=False)
     remote = ray.remote(max_retries=2)(do_run)
-    waiting = {remote.remote(_quiet(one), str(one.folder.resolve())): one for one in planned}
+    waiting = {remote.remote(_quiet(one)): one for one in planned}
     left = list(waiting)
     try:
         while left:
@@ -212,9 +260,10 @@ def _on_ray(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | N
         ray.shutdown()
 
 
-def _quiet(one: PlannedRun) -> dict[str, Any]:
+def _quiet(one: PlannedRun) -> PlannedRun:
+    """The run without a progress bar, for another process, which may stand in another folder."""
     machine = replace(one.settings.machine, progress=False)
-    return replace(one.settings, machine=machine).to_dict()
+    return replace(one, settings=replace(one.settings, machine=machine), folder=one.folder.resolve())
 
 
 def _variations(given: Sequence[str]) -> list[dict[str, Any]]:

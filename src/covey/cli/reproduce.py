@@ -15,7 +15,8 @@ from tyro.conf import Positional
 
 from covey import zoo
 from covey.cli import recipes
-from covey.cli.compare import execute, from_recipe, planned_runs
+from covey.cli import results as stored
+from covey.cli.compare import CompareFlags, Results, execute, from_recipe, planned_runs
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
 from covey.cli.settings import Settings
@@ -51,6 +52,7 @@ class ReproduceFlags:
         seeds: one run for each, instead of the recipe's.
         jobs: runs at the same time.
         ray: run on Ray.
+        results: folder for the results' file, NAME.json; the runs' folder if not given.
     """
 
     name: Positional[str] = ""
@@ -61,6 +63,7 @@ class ReproduceFlags:
     seeds: tuple[int, ...] = ()
     jobs: int = 1
     ray: bool = False
+    results: str | None = None
 
 
 def reproduce(args: Sequence[str]) -> int:
@@ -87,14 +90,30 @@ def reproduce(args: Sequence[str]) -> int:
     if "reports" in file.about:
         print(f"the paper reports: {file.about['reports']}")
     return execute(
-        planned_runs(base, flags), Path(flags.folder), jobs=own.jobs, ray=own.ray, flatness=flags.flatness
+        planned_runs(base, flags),
+        Path(flags.folder),
+        jobs=own.jobs,
+        ray=own.ray,
+        flatness=flags.flatness,
+        results=_results(file, own, flags, base),
     )
+
+
+def _results(file: RecipeFile, own: ReproduceFlags, flags: CompareFlags, base: Settings) -> Results:
+    """The file of results, for the recipe's own seeds and those asked for."""
+    recipe_seeds = from_recipe(file, own.scale)[0].seeds
+    seeds = tuple(dict.fromkeys((*recipe_seeds, *own.seeds)))
+    small = "" if own.scale == "full" else f"-{own.scale}"
+    name = f"{file.name}{small}"
+    command = f"covey reproduce {file.name}" + (f" --scale {own.scale}" if small else "")
+    path = f"{own.results or flags.folder}/{name}.json"
+    return Results(path, name, file.about, command, planned_runs(base, replace(flags, seeds=seeds)))
 
 
 def listing(root: str | None) -> str:
     """All recipes, one a line."""
     speed = _speed()
-    rows = [("recipe", "paper", "table", "data", "here", "full", "small", "title")]
+    rows = [("recipe", "paper", "table", "data", "here", "full", "small", "done", "title")]
     for path in sorted(recipes.folder().glob("*.toml")):
         file = recipes.read(str(path))
         data = file.settings.dataset.data
@@ -107,14 +126,29 @@ def listing(root: str | None) -> str:
                 "yes" if _is_here(data, root) else "no",
                 _verdict(file, "full", speed),
                 _verdict(file, "small", speed),
+                _done(file.name),
                 str(file.about.get("title", "")),
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
     return "\n".join(
-        [*lines, "", "full, small: whether all its runs take under an hour on this machine, and how long"]
+        [
+            *lines,
+            "",
+            "full, small: whether all its runs take under an hour on this machine, and how long",
+            "done: what covey's own results hold of it, at full size unless said, and how long that took",
+        ]
     )
+
+
+def _done(name: str) -> str:
+    """What the results that come with covey hold of a recipe."""
+    for size, words in (("", ""), ("-small", "small: ")):
+        path = stored.folder() / f"{name}{size}.json"
+        if path.exists():
+            return words + stored.state(stored.read(path))
+    return "-"
 
 
 def hours(file: RecipeFile, scale: str, speed: float) -> float | None:

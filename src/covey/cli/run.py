@@ -6,10 +6,11 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from covey.cli.memory import keep_freed_memory
 from covey.cli.settings import Settings
+from covey.collapsing import collapse
 from covey.data import Data
 from covey.ensemble import Ensemble
 from covey.errors import StoreError
@@ -20,7 +21,8 @@ from covey.scores import cost as costs
 from covey.store import load
 from covey.train import History, fit
 
-SETTINGS, COST = "settings.json", "cost.json"
+SETTINGS, COST, COLLAPSED = "settings.json", "cost.json", "collapsed.json"
+STATISTICS_BATCHES = 20  # of 512 training samples, to estimate norms' statistics of an averaged network anew
 
 
 def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
@@ -63,6 +65,18 @@ def score(
 ) -> Evaluation:
     """Evaluate on the test data, and write scores and outputs to the folder."""
     return evaluate(ensemble, data, limit=limit, corruptions=corruptions, folder=folder)
+
+
+def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
+    """Score every way of averaging the members' weights into one network, and write the scores to the folder."""
+    scores: dict[str, Any] = {}
+    norms: Literal["exact", "mean"]
+    for norms in ("exact", "mean"):
+        scores[norms] = evaluate(collapse(ensemble, norms=norms), data).scores["ensemble"]
+    train = data.train.inputs[: STATISTICS_BATCHES * 512].split(512)
+    refreshed = collapse(ensemble, norms="mean", inputs=[data.prepare(part) for part in train])
+    scores["mean, new statistics"] = evaluate(refreshed, data).scores["ensemble"]
+    write_text(folder / COLLAPSED, json.dumps(scores))
 
 
 def measure_cost(folder: Path, ensemble: Ensemble, data: Data) -> None:

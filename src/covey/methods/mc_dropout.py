@@ -69,7 +69,8 @@ class MCDropout(Method):
         network = self._with_dropout(body.network)
         # behind a module that dropout was put, its tensors have longer names
         state = frozenset(_renamed(name, self.after) for name in body.state)
-        edited = replace(body, network=network, state=state)
+        rewrites = tuple(_renamed(name, self.after) for name in body.rewrites)
+        edited = replace(body, network=network, state=state, rewrites=rewrites)
         return assemble(self, [edited], layout, {}, kind=DropoutEnsemble)
 
     def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:

@@ -10,14 +10,13 @@ sum_j W_j. Stores P + (M - 1) (first layer's weights + head) parameters.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from covey.ensemble import Ensemble
@@ -26,10 +25,12 @@ from covey.layout import Layout
 from covey.method import Method, Share
 from covey.networks.anatomy import Anatomy
 from covey.networks.initial import fresh
-from covey.networks.layers import axes, owner_of
+from covey.networks.layers import owner_of
 from covey.options import check_between, check_choice, check_whole
 from covey.parameterization import Group, Parameterization
+from covey.parts.joint import INPUT, OWN, STEM, Several
 from covey.parts.plain import Replicated, assemble, stack
+from covey.run import Inputs
 from covey.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -65,15 +66,24 @@ class MIMO(Method):
     def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """First layers that are summed, heads that are replicated, a shared body."""
         (body,) = bodies
-        stem = [name for name in body.stem if axes(body.network, name) is not None]
+        stem = _stem_weights(body)
         for part, names in (("stem", stem), ("head", body.head)):
-            _check_layer(body.network, part, names)
+            _check_found(body, part, names)
             _check_trainable(body, part, names)
+        _check_first_layer(body.network, stem)
         both = sorted({*stem} & {*body.head})
         if both:
-            raise ConversionError(f"the first layer and the head share {both}: MIMO needs two layers.")
-        layout = Layout.of(bodies, own=body.head, tensors={"stem": stem, "replicated": body.head})
-        self._try(bodies, layout)
+            raise ConversionError(
+                f"the first layer and the head share {both[0]!r}: MIMO needs two layers, one that sums the members' "
+                "inputs and one that gives each its answer. Name others with stem= and head=, or take another method."
+            )
+        layout = Layout.of(
+            bodies,
+            own=body.head,
+            tensors={"stem": stem, "replicated": body.head},
+            facts={"after_head": _buffers_after(body, body.head)},
+        )
+        self._try(body, layout)
         return layout
 
     def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:
@@ -149,15 +159,29 @@ class MIMO(Method):
         """With gamma 1."""
         return replace(self, gamma=1.0)
 
-    def _try(self, bodies: Sequence[Anatomy], layout: Layout) -> None:
-        """Fail now rather than in training where the network cannot be run on all inputs at once."""
-        example = bodies[0].example
-        if example is None:
+    def _try(self, body: Anatomy, layout: Layout) -> None:
+        """Compare the joint pass with the members one by one now, on the example, rather than in training."""
+        if body.example is None:
             return
-        args, kwargs = tree_map(lambda leaf: _repeated(leaf, self.members), example)
-        ensemble = self.build(bodies, layout)
-        with ensemble.evaluating(), torch.no_grad():
-            ensemble(*args, per_member=True, **kwargs)
+        args, kwargs = body.example
+        many_args, many_kwargs = tree_map(lambda leaf: _repeated(leaf, self.members), body.example)
+        ensemble = self.build([body], layout)
+        ensemble.run = "loop"
+        with torch.no_grad():
+            expected = ensemble.eval()(*args, **kwargs)
+            again = ensemble(*args, members=[0], **kwargs)
+            with _refusing():
+                found = ensemble(*many_args, per_member=True, **many_kwargs)
+        is_random = bool(_difference(again, expected[:1]))
+        difference = "" if is_random else _difference(found, expected)
+        if difference:
+            raise _differs(difference)
+        try:
+            ensemble.train()(*args, members=[0], **kwargs)
+        except Exception:  # such as BatchNorm on a single sample: the network's own affair
+            return
+        with _refusing():
+            ensemble(*many_args, per_member=True, **many_kwargs)
 
 
 class Summed(Parameterization):
@@ -209,87 +233,103 @@ class JointEnsemble(Ensemble):
                 "MIMO runs all its members in one pass; members= has no meaning with per_member=True."
             )
         inputs = self.inputs(args, kwargs, self.members)
-        flat_args, flat_kwargs = tree_map(
-            lambda leaf: _joined(leaf, inputs.copied), (inputs.args, inputs.kwargs)
-        )
-        buffers, _ = self.buffers_of(0)
-        # copies, since writing the statistics back would spoil what the backward pass has kept
-        tensors = {**self.tensors(0), **{name: t.clone() for name, t in buffers.member(0).items()}}
-        with self._joint(tensors), self.nothing_left_behind():
-            try:
-                outputs = self.call(0, tensors, flat_args, flat_kwargs)
-            except RuntimeError as error:
-                raise ConversionError(
-                    "MIMO sums the members' inputs in the first layer and splits them in the head, and this network "
-                    f"does something else with its input in between. It says: {error}"
-                ) from error
-        with torch.no_grad():
-            for name, tensor in [*buffers.own.items(), *buffers.shared.items()]:
-                tensor.copy_(tensors[name])
-        return outputs.unflatten(0, (self.members, -1))
+        return self._joint(inputs)
 
-    def _joint(self, tensors: dict[str, Tensor]) -> _Patched:
-        head = self.layout.tensors["replicated"]
-        paths = {owner_of(name): "head" for name in head}
-        paths |= {owner_of(name): "stem" for name in self.parts["stem"].names}
-        forwards = {}
-        for path, kind in paths.items():
-            module = self.skeleton().get_submodule(path)
-            each = [self._layer_tensors(path, k, kind, tensors) for k in range(self.members)]
-            forwards[module] = _Joint(copy.deepcopy(module), each, joins=kind == "stem")
-        return _Patched(forwards)
+    @torch.compiler.disable
+    def _joint(self, inputs: Inputs) -> Tensor:
+        """One pass in which the network takes M inputs for one and gives M answers for one; see `parts.joint`."""
+        args, kwargs = tree_map(_as_one, *(inputs.of(j) for j in range(self.members)))
+        tensors = {**self._joint_parameters(), **self._joint_buffers()}
+        with self.nothing_left_behind():
+            outputs = self.call(0, tensors, args, kwargs)
+        if not isinstance(outputs, Several) or outputs.kind != OWN:
+            raise ConversionError(
+                "the answers do not come out of the head that MIMO gave each member. Name it with head='module.path'."
+            )
+        self._write_buffers(tensors)
+        return torch.stack(outputs.each)
 
-    def _layer_tensors(self, path: str, k: int, kind: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the layer at `path` uses for slot k; a first layer's bias counts once."""
-        stem = cast(Summed, self.parts["stem"])
-        part = stem.slot(k) if kind == "stem" else self.parts["replicated"].member(k)
-        layer = self.skeleton().get_submodule(path)
-        found = {}
-        for leaf, _ in layer.named_parameters():
-            name = f"{path}.{leaf}"
-            found[leaf] = part.get(name, tensors[name])
-            if kind == "stem" and name not in part and k > 0:
-                found[leaf] = torch.zeros_like(found[leaf])
+    def _joint_parameters(self) -> dict[str, Tensor]:
+        found = dict(self.tensors(0))
+        for label, kind in (("stem", STEM), ("replicated", OWN)):
+            part = cast(Summed | Replicated, self.parts[label])
+            for name, stacked in part.phi.items():
+                found[name] = Several(stacked.unbind(), kind)
         return found
 
+    def _joint_buffers(self) -> dict[str, Tensor]:
+        """Copies, since writing the statistics back would spoil what the backward pass has kept."""
+        buffers, _ = self.buffers_of(0)
+        found = {name: tensor.clone() for name, tensor in buffers.member(0).items()}
+        for name in self._after_head():
+            found[name] = Several(buffers.own[name].clone().unbind(), OWN)
+        return found
 
-class _Joint:
-    """A layer for all slots: as the stem the sum of its M inputs' outputs, as the head M outputs for one input."""
+    @torch.no_grad()
+    def _write_buffers(self, after: dict[str, Tensor]) -> None:
+        """Keep what the pass made of the buffers: each member's own behind the head, elsewhere the same for all."""
+        buffers, _ = self.buffers_of(0)
+        for name, tensor in [*buffers.own.items(), *buffers.shared.items()]:
+            value = after[name]
+            tensor.copy_(torch.stack(value.each) if isinstance(value, Several) else value)
 
-    def __init__(self, layer: nn.Module, tensors: list[dict[str, Tensor]], joins: bool) -> None:
-        self.layer, self.tensors, self.joins = layer, tensors, joins
-
-    def __call__(self, x: Tensor) -> Tensor:
-        members = len(self.tensors)
-        inputs = x.unflatten(0, (members, -1)) if self.joins else [x] * members
-        outputs = [functional_call(self.layer, t, (x,)) for t, x in zip(self.tensors, inputs, strict=True)]
-        return torch.stack(outputs).sum(0) if self.joins else torch.cat(outputs)
+    def _after_head(self) -> Sequence[str]:
+        return self.layout.facts.get("after_head", ())
 
 
-class _Patched:
-    """Modules answer with other functions for a while."""
-
-    def __init__(self, forwards: dict[nn.Module, _Joint]) -> None:
-        self.forwards = forwards
-
-    def __enter__(self) -> None:
-        for module, forward in self.forwards.items():
-            module.__dict__["forward"] = forward
-
-    def __exit__(self, *_: object) -> None:
-        for module in self.forwards:
-            del module.__dict__["forward"]
+def _as_one(*each: Any) -> Any:
+    return Several(each, INPUT) if isinstance(each[0], Tensor) else each[0]
 
 
 def _repeated(leaf: Any, members: int) -> Any:
     return torch.stack([leaf] * members) if isinstance(leaf, Tensor) else leaf
 
 
-def _joined(leaf: Any, copied: bool) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    flat = leaf.flatten(0, 1)
-    return flat.clone() if copied else flat
+# --- what the network must be like ----------------------------------------------------------------------------------
+
+_WAY_OUT = (
+    "Name other layers with stem= and head=, or take another method, such as BatchEnsemble or MultiHead."
+)
+
+
+def _stem_weights(body: Anatomy) -> list[str]:
+    """The matrices among the first layer's tensors that the input meets; biases and gains stay one for all."""
+    names = [name for name in body.stem if _is_matrix(body.network, name)]
+    if body.trace is None:
+        return names
+    met = body.trace.stem()
+    return [name for name in names if name in met] or names
+
+
+def _is_matrix(network: nn.Module, name: str) -> bool:
+    tensor = network.get_parameter(name)
+    weight = getattr(network.get_submodule(owner_of(name)), "weight", None)
+    if isinstance(weight, Tensor):
+        return tensor.ndim > 1 and tensor.shape == weight.shape
+    return tensor.ndim > 1
+
+
+def _buffers_after(body: Anatomy, head: Sequence[str]) -> list[str]:
+    """Running statistics of layers behind the head, which each member has for itself in a joint pass too."""
+    if body.trace is None:
+        return []
+    met = body.trace.touched(head, random=False)
+    owners = {owner_of(name) for name in body.state & met}
+    return sorted(name for name in body.state if owner_of(name) in owners)
+
+
+def _check_found(body: Anatomy, part: str, names: Sequence[str]) -> None:
+    if names:
+        return
+    if body.example is None:
+        raise ConversionError(
+            f"MIMO must know the network's {part}: give convert() an example input, from which it is found, "
+            f"or name it with {part}='module.path'."
+        )
+    raise ConversionError(
+        f"MIMO found no {part} that is a linear, convolution or embedding layer on the example's way through the "
+        f"network. Name it with {part}='module.path', or take another method."
+    )
 
 
 def _check_trainable(body: Anatomy, part: str, names: Sequence[str]) -> None:
@@ -301,17 +341,54 @@ def _check_trainable(body: Anatomy, part: str, names: Sequence[str]) -> None:
             )
 
 
-def _check_layer(network: nn.Module, part: str, names: Sequence[str]) -> None:
-    if not names:
-        raise ConversionError(
-            f"MIMO must know the network's {part}: give convert() an example input, from which it is found, "
-            f"or name it with {part}='module.path'."
-        )
-    simple = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding
+def _check_first_layer(network: nn.Module, names: Sequence[str]) -> None:
     for name in names:
         layer = network.get_submodule(owner_of(name))
-        if not isinstance(layer, simple):
+        if isinstance(layer, nn.RNNBase | nn.RNNCellBase | nn.MultiheadAttention):
             raise ConversionError(
-                f"MIMO needs a {part} that is a linear, convolution or embedding layer; {name!r} belongs to a "
-                f"{type(layer).__name__}. Name another layer with {part}='module.path'."
+                f"MIMO sums the members' inputs in a first layer that is a linear, convolution or embedding layer; "
+                f"{name!r} belongs to a {type(layer).__name__}. {_WAY_OUT}"
             )
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Whatever goes wrong in a joint pass, after the members ran on the same input one by one, is MIMO's to explain."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) if isinstance(error, ConversionError) else f"{type(error).__name__}: {error}"
+        raise ConversionError(
+            "MIMO sums the members' inputs in the first layer and gives each its answer in the head, which cannot be "
+            f"done with this network: {said} {_WAY_OUT}"
+        ) from error
+
+
+def _difference(found: Tensor, expected: Tensor) -> str:
+    """Where the joint pass, given the same input M times, first answers otherwise than the members do; or nothing."""
+    if found.shape != expected.shape:
+        return f"its shape is {tuple(found.shape)} where the members give {tuple(expected.shape)}"
+    finite = torch.isfinite(expected)
+    scale = expected[finite].abs().amax() if finite.any() else torch.ones(())
+    wrong = finite & ~((found - expected).abs() <= _tolerance(expected.dtype) * scale + 1e-12)
+    if not wrong.any():
+        return ""
+    place = tuple(wrong.nonzero()[0].tolist())
+    return (
+        f"member {place[0]} answers {found[place].item():.6g} where it gives {expected[place].item():.6g} alone, "
+        f"at {place[1:]}"
+    )
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Of the answers' scale: what other kernels and orders of summation may change."""
+    if not dtype.is_floating_point:
+        return 0.0
+    return min(max(1e-9, torch.finfo(dtype).eps * 1e4), 0.05)
+
+
+def _differs(how: str) -> ConversionError:
+    return ConversionError(
+        f"MIMO's joint pass, which training runs, does not answer as the members do on the same input: {how}. "
+        f"{_WAY_OUT}"
+    )

@@ -13,7 +13,9 @@ from torch.utils._pytree import tree_map
 
 from covey.errors import ConversionError
 from covey.networks.calls import Arguments, Output, arguments, pick
-from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
+from covey.networks.held import held
+from covey.networks.layers import Axes, Where, axes, canonical, copied, origin_of, owner_of, select, ties
+from covey.networks.refusals import check_keywords
 from covey.networks.trace import Trace, trace
 
 
@@ -34,6 +36,7 @@ class Anatomy:
         trace: what a forward pass of the example did, if there was one.
         random: whether a forward pass in train mode draws random numbers; None if that was not tried.
         writes_inputs: whether a forward pass changes its input in place; None if that was not tried.
+        rewrites: names of the parameters that a forward pass changes in place, as some networks rescale themselves.
     """
 
     network: nn.Module
@@ -46,6 +49,7 @@ class Anatomy:
     trace: Trace | None = None
     random: bool | None = None
     writes_inputs: bool | None = None
+    rewrites: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """What a stored ensemble keeps of the network, as JSON holds it."""
@@ -56,6 +60,7 @@ class Anatomy:
             "stem": list(self.stem),
             "state": sorted(self.state),
             "writes_inputs": self.writes_inputs,
+            "rewrites": list(self.rewrites),
             "zoo": origin_of(self.network),
         }
 
@@ -114,25 +119,28 @@ def examine(
         head: the head's tensors or module, if the user would rather say than have it found.
         stem: the first layer's, likewise.
     """
-    copied = _copy(network)
-    facts: dict[str, Any] = {"state": _usual_state(copied)}
+    private = _copy(network)
+    facts: dict[str, Any] = {"state": _usual_state(private)}
     if example is not None:
         given = arguments(example)
-        trace, state, writes_inputs = _probe(copied, *given, output)
+        check_keywords(given[1])
+        traces, state = _probe(private, *given, output)
+        trace = traces[0]
         facts = {
             "example": given,
             "trace": trace,
             "state": state,
-            "head": _whole_layers(copied, trace.head()),
-            "stem": _whole_layers(copied, trace.stem()),
+            "rewrites": _rewritten(private, traces),
+            "head": _whole_layers(private, trace.head()),
+            "stem": _whole_layers(private, trace.stem()),
             "random": trace.random,
-            "writes_inputs": writes_inputs,
+            "writes_inputs": any(traced.writes_inputs for traced in traces),
         }
     if head is not None:
-        facts["head"] = tuple(select(copied, head))
+        facts["head"] = tuple(select(private, head))
     if stem is not None:
-        facts["stem"] = tuple(select(copied, stem))
-    return Anatomy(copied, output=output, given=listing(network), **facts)
+        facts["stem"] = tuple(select(private, stem))
+    return Anatomy(private, output=output, given=listing(network), **facts)
 
 
 def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> Anatomy:
@@ -145,6 +153,7 @@ def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> A
         output=output,
         given=record["tensors"],
         writes_inputs=record.get("writes_inputs"),
+        rewrites=tuple(record.get("rewrites", ())),
     )
 
 
@@ -156,23 +165,17 @@ def listing(network: nn.Module) -> dict[str, list]:
 
 def _copy(network: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(network)
-    except RuntimeError as error:
-        if "deepcopy" not in str(error):
-            raise
+        return copied(network)
+    except Exception as error:
         raise ConversionError(
-            "the network cannot be copied, because it holds tensors that were computed from others. Old-style "
-            "weight_norm and spectral_norm do this: call torch.nn.utils.remove_weight_norm(layer) (or "
-            "remove_spectral_norm) first, or use torch.nn.utils.parametrizations.weight_norm, which works as "
-            f"it is. torch says: {error}"
-        ) from None
+            f"the network cannot be copied (copy.deepcopy): {type(error).__name__}: {error}"
+        ) from error
 
 
 def _probe(
     network: nn.Module, args: tuple, kwargs: dict[str, Any], output: Output
-) -> tuple[Trace, frozenset[str], bool]:
-    """Trace copies in train and in eval mode: what the first did, the buffers that count as state, and whether
-    either changed its input.
+) -> tuple[list[Trace], frozenset[str]]:
+    """Trace copies in train and in eval mode: what they did, and the buffers that count as state.
 
     Where train mode does not accept the example (BatchNorm and one sample), eval mode alone.
     """
@@ -181,6 +184,7 @@ def _probe(
     for mode in (True, False):
         twin = copy.deepcopy(network).train(mode)
         before = dict(twin.named_buffers())
+        unregistered = _unregistered(twin)
         own_args, own_kwargs = tree_map(_copied, (args, kwargs))
         try:
             with torch.random.fork_rng(devices=[]):
@@ -196,12 +200,19 @@ def _probe(
                 f"It says: {type(error).__name__}: {error}"
             ) from error
         _check_nothing_made(network, twin)
+        _check_nothing_hidden(unregistered)
         found.append(traced)
         # state is what is written to, whether or not its value came out different this time
         after = dict(twin.named_buffers())
         state |= {name for name, tensor in after.items() if before.get(name) is not tensor}
         state |= traced.written & after.keys()
-    return found[0], frozenset(state), any(traced.writes_inputs for traced in found)
+    return found, frozenset(state)
+
+
+def _rewritten(network: nn.Module, traces: Iterable[Trace]) -> tuple[str, ...]:
+    """Parameters that a forward pass changes in place, and would change again."""
+    written = set().union(*(traced.rescaled for traced in traces))
+    return tuple(name for name, _ in network.named_parameters() if name in written)
 
 
 def _check_nothing_made(network: nn.Module, after: nn.Module) -> None:
@@ -212,6 +223,25 @@ def _check_nothing_made(network: nn.Module, after: nn.Module) -> None:
             raise ConversionError(
                 f"the network makes {name!r} in its forward pass. Call it once on an input before converting it, so "
                 "that all its layers are there."
+            )
+
+
+def _unregistered(network: nn.Module) -> list[tuple[str, Tensor, int]]:
+    """Tensors that the network keeps and torch does not know of, each with how often it was changed in place."""
+    found = []
+    for each in held(network):
+        if isinstance(each.value, Tensor) and not each.value.is_inference():
+            found.append((each.path, each.value, each.value._version))
+    return found
+
+
+def _check_nothing_hidden(before: Iterable[tuple[str, Tensor, int]]) -> None:
+    """Refuse a network that changes tensors in place which are no buffers: members would meet in them."""
+    for path, tensor, version in before:
+        if tensor._version != version:
+            raise ConversionError(
+                f"the network changes the tensor {path!r} in place, and torch does not know it as a buffer, so members "
+                "would meet in it. Register it with register_buffer (persistent=False keeps it out of state dicts)."
             )
 
 

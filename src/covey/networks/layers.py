@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from covey.errors import ConversionError, suggest
 
@@ -155,6 +156,23 @@ def _named(part: str, names: Mapping[str, str]) -> set[str]:
             f"where={part!r} matches none of the network's {len(names)} parameters{suggest(part, names)}."
         )
     return found
+
+
+class _Detaching(TorchFunctionMode):
+    """Lets tensors be copied that were computed from others: an activation kept, a weight that a hook computes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            args = (args[0].detach(), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def copied(network: nn.Module) -> nn.Module:
+    """A copy of the network; tensors in it that were computed from others are copied without their history."""
+    with _Detaching():
+        return copy.deepcopy(network)
 
 
 def hollow(network: nn.Module) -> nn.Module:

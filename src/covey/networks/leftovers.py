@@ -3,14 +3,15 @@
 All members of an ensemble run in one hollow network. A network that keeps a tensor in an attribute, or in a dict or
 list of its own, would hand one member's tensor to the next. So every member starts from the same Python state. After
 the last one, a module that was left a tensor is put back as it was; plain values of other modules (a step counter)
-stay as the last member left them, as in a network of one's own.
+stay as the last member left them, as in a network of one's own. Methods under `functools.lru_cache` forget.
 
-What is not seen: caches outside the modules (`functools.lru_cache`, globals), and tensors that are changed in place
-without being parameters or buffers.
+What is not seen: caches in globals, and tensors that are changed in place without being parameters or buffers, which
+`examine` refuses.
 """
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,18 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_CONTAINERS = (dict, list, set, deque)
-_DEPTH = 4  # of containers inside containers
-_LARGE = 256  # entries; of a larger container only what was added is taken out again
-_STANDARD = frozenset(nn.Module().__dict__) - {
-    "_buffers",
-    "_modules",
-}  # every module has these for torch's own use
+from covey.networks.held import CONTAINERS, DEPTH, LARGE, STANDARD, is_plain_object, slots_of
+
+_STANDARD = STANDARD - {"_buffers", "_modules"}
 
 
 @contextmanager
-def nothing_left_behind(networks: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
+def nothing_left_behind(
+    networks: Sequence[nn.Module], keep_plain: bool = True
+) -> Iterator[Callable[[], None]]:
     """Put the networks' Python state back when the block ends; yields a function that puts it back in between.
+
+    Args:
+        networks: whose modules.
+        keep_plain: whether at the end plain values of modules that were left no tensor stay as they are.
 
     >>> class Caches(nn.Module):
     ...     def forward(self, x):
@@ -47,18 +50,34 @@ def nothing_left_behind(networks: Sequence[nn.Module]) -> Iterator[Callable[[], 
         yield lambda: None
         return
     holders = []
+    kinds: dict[type, None] = {}
     for network in networks:
         for module in network.modules():
             holders.append(_Holder(module))
+            kinds[type(module)] = None
+    memories = [memory for kind in kinds for memory in _memories(kind)]
+
+    def restore(keep_plain: bool) -> None:
+        for holder in holders:
+            holder.restore(keep_plain)
+        for memory in memories:
+            memory.cache_clear()
+
     try:
-        yield lambda: _restore(holders, keep_plain=False)
+        yield lambda: restore(False)
     finally:
-        _restore(holders, keep_plain=True)
+        restore(keep_plain)
 
 
-def _restore(holders: Sequence[_Holder], *, keep_plain: bool) -> None:
-    for holder in holders:
-        holder.restore(keep_plain)
+@functools.cache
+def _memories(kind: type) -> tuple[Any, ...]:
+    """The methods of a class that remember what they returned."""
+    found = []
+    for parent in kind.__mro__:
+        for value in parent.__dict__.values():
+            if isinstance(value, functools._lru_cache_wrapper):
+                found.append(value)
+    return tuple(found)
 
 
 class _Holder:
@@ -68,11 +87,11 @@ class _Holder:
         self.attributes = module.__dict__
         self.size = len(self.attributes)
         self.before: dict[str, Any] = {}
-        self.contents: list[_Contents] = []
+        self.contents: list[_Contents | _Slots] = []
         for key, value in self.attributes.items():
             if key not in _STANDARD:
                 self.before[key] = value
-                self._look_into(value, _DEPTH)
+                self._look_into(value, DEPTH)
 
     def restore(self, keep_plain: bool) -> None:
         """Put everything back; or, where no tensor was left in the module, nothing, if plain values are to be kept."""
@@ -91,18 +110,21 @@ class _Holder:
     def _look_into(self, value: Any, depth: int) -> None:
         if depth == 0 or isinstance(value, nn.Module | Tensor | str):
             return
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             self.contents.append(_Contents(value))
-            if len(value) <= _LARGE:
+            if len(value) <= LARGE:
                 for inner in list(value.values()) if isinstance(value, dict) else list(value):
                     self._look_into(inner, depth - 1)
         elif isinstance(value, tuple):
             for inner in value:
                 self._look_into(inner, depth - 1)
-        elif _is_plain_object(value):
-            self.contents.append(_Contents(value.__dict__))
+        elif is_plain_object(value):
+            if hasattr(value, "__dict__"):
+                self.contents.append(_Contents(value.__dict__))
+            if hasattr(type(value), "__slots__"):
+                self.contents.append(_Slots(value))
 
-    def _left_tensors(self, moved: Sequence[_Contents]) -> bool:
+    def _left_tensors(self, moved: Sequence[_Contents | _Slots]) -> bool:
         new = [
             v for key, v in self.attributes.items() if key not in _STANDARD and v is not self.before.get(key)
         ]
@@ -119,7 +141,7 @@ class _Contents:
 
     def __init__(self, container: Any) -> None:
         self.container, self.size = container, len(container)
-        self.before = container.copy() if self.size <= _LARGE else None
+        self.before = container.copy() if self.size <= LARGE else None
 
     def changed(self) -> bool:
         """Whether it holds other objects now."""
@@ -153,6 +175,30 @@ class _Contents:
             self.container.update(self.before)
 
 
+class _Slots:
+    """What an object holds in `__slots__`."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner, self.before = owner, dict(slots_of(owner))
+
+    def changed(self) -> bool:
+        """Whether it holds other objects now."""
+        now = dict(slots_of(self.owner))
+        return now.keys() != self.before.keys() or any(now[key] is not self.before[key] for key in now)
+
+    def is_plain(self) -> bool:
+        """Whether everything in it is plain."""
+        return all(_is_plain(value) for _, value in slots_of(self.owner))
+
+    def restore(self) -> None:
+        """Put back what was in it."""
+        for key, _ in slots_of(self.owner):
+            if key not in self.before:
+                delattr(self.owner, key)
+        for key, value in self.before.items():
+            object.__setattr__(self.owner, key, value)
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a value is a number, a word or the like, and so holds no tensor."""
     if isinstance(value, tuple | frozenset):
@@ -160,8 +206,3 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(
         value, numbers.Number | str | bytes | bool | torch.dtype | torch.device
     )
-
-
-def _is_plain_object(value: Any) -> bool:
-    """Whether a value is an object of some class that holds attributes, and no function or class itself."""
-    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type)

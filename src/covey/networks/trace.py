@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 # Operations that multiply data by a weight: what one would call a layer. Matched on the operator's name.
 _LAYERS = ("mm", "linear", "matmul", "conv", "embedding", "rnn", "lstm", "gru", "einsum", "cdist", "bilinear")
+_ONCE = "embedding_renorm"  # changes a weight in place, and nothing when it is done again
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Trace:
         inputs: the values given to the network.
         outputs: the values of the selected output.
         written: names of the parameters and buffers that were changed in place.
+        rescaled: those among them that another call would change again. An embedding with `max_norm` is none.
         writes_inputs: whether an input was changed in place.
     """
 
@@ -47,6 +49,7 @@ class Trace:
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
+    rescaled: set[str] = field(default_factory=set)
     writes_inputs: bool = False
 
     @property
@@ -157,7 +160,7 @@ class _Recorder(TorchDispatchMode):
         self._count += 1
         return self._count
 
-    def _overwrite(self, tensor: Tensor) -> int:
+    def _overwrite(self, tensor: Tensor, by: str) -> int:
         """A tensor changed in place: it, and all that share its memory, hold a new value of the same name."""
         self.value(tensor)
         new = self._next()
@@ -166,6 +169,8 @@ class _Recorder(TorchDispatchMode):
             if old in self.trace.names:
                 self.trace.names[new] = self.trace.names[old]
                 self.trace.written.add(self.trace.names[old])
+                if _ONCE not in by:
+                    self.trace.rescaled.add(self.trace.names[old])
             if old in self.trace.inputs:
                 self.trace.inputs.add(new)
                 self.trace.writes_inputs = True
@@ -183,7 +188,7 @@ class _Recorder(TorchDispatchMode):
         random = before is not None and not torch.equal(before, torch.get_rng_state())
         mutated = _mutated(func, args, kwargs)
         changed = {id(t) for t in mutated}
-        written = [self._overwrite(t) for t in mutated]
+        written = [self._overwrite(t, str(func)) for t in mutated]
         written += [self.value(t) for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in changed]
         self.trace.ops.append(_Op(str(func), reads, tuple(written), random))
         return out

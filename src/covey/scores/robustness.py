@@ -81,6 +81,7 @@ def robustness_scores(corrupted: Mapping[str, Tensor], labels: Tensor) -> dict:
     return {
         "mean_corruption_error": 1 - accuracy,
         "mean_corruption_ece": overall["ece"],
+        "mean_corruption_nll": overall["nll"],
         "by_severity": by_severity,
         "kinds": kinds,
         "samples": samples,

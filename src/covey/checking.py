@@ -1,0 +1,292 @@
+"""Whether an ensemble keeps its promises on the network at hand: tried at conversion, on a copy that is thrown away.
+
+Two laws, in eval and in train mode, on the example and on a second batch:
+
+    membership   ens(x)[k] is what the plain network ens.member(k) answers, buffers included
+    isolation    whoever runs beside a member, and however often, makes no difference to it
+
+Both sides run the same calls in the same order from the same random state, so that networks that are random, or whose
+answer depends on how often they were called, are compared like any others.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from covey.ensemble import Ensemble
+from covey.errors import ConversionError, OptionError
+from covey.networks.calls import Arguments, pick
+
+SECONDS = 0.25  # of one forward pass; a check takes about twenty-five, and nobody asked to wait for them
+LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
+NOISE = 0.05  # by which the second batch differs from the example, as a share of each number
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the outputs' scale
+LOW_PRECISION = 0.02
+
+
+def check(ensemble: Ensemble, example: Arguments | None, wanted: bool | None) -> str:
+    """Check an ensemble, and say what was found out; a ConversionError names the first difference.
+
+    Args:
+        ensemble: it stays as it is, and so does the random state.
+        example: an input.
+        wanted: True checks all members; None the first and the last, where that is cheap; False nothing.
+    """
+    if wanted is False:
+        return "not checked, as asked"
+    reason = _reason_against(ensemble, example, wanted)
+    if reason:
+        return f"not checked: {reason}"
+    assert example is not None
+    members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
+    with torch.no_grad(), _same_random_state_after():
+        trial = _Trial(copy.deepcopy(ensemble), tuple(members), example)
+        found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
+    return _in_words(members, found)
+
+
+def _reason_against(ensemble: Ensemble, example: Arguments | None, wanted: bool | None) -> str:
+    if example is None:
+        if wanted:
+            raise OptionError("check=True runs the ensemble, and so needs an example input.")
+        return "no example was given"
+    if any(parameter.device.type == "meta" for parameter in ensemble.parameters()):
+        return "the network is on the meta device"
+    size = sum(parameter.numel() for parameter in ensemble.parameters())
+    if size > LARGE and not wanted:
+        return f"it has {size:,} parameters; check=True does it all the same"
+    return ""
+
+
+def _in_words(members: Sequence[int], found: Sequence[str]) -> str:
+    who = (
+        "member 0" if len(members) == 1 else f"members {', '.join(map(str, members[:-1]))} and {members[-1]}"
+    )
+    modes = [mode for mode, reason in zip(("eval", "train"), found, strict=True) if not reason]
+    reasons = dict.fromkeys(reason for reason in found if reason)
+    if not modes:
+        return f"not checked: {'; '.join(reasons)}"
+    done = f"checked in {' and '.join(modes)} mode: {who} as plain networks"
+    return "; ".join([done, *reasons])
+
+
+class _Trial:
+    """Runs an ensemble and its members' plain networks side by side.
+
+    Args:
+        ensemble: a copy of one's own.
+        members: which are tried.
+        example: an input.
+    """
+
+    def __init__(self, ensemble: Ensemble, members: tuple[int, ...], example: Arguments) -> None:
+        self.ensemble, self.members = ensemble, members
+        self.first, self.second = example, _another(example)
+        ensemble.run = "loop"
+
+    def run(self, mode: bool, *, patient: bool) -> str:
+        """Try one mode; returns why it could not be tried, or nothing."""
+        self.mode = "train" if mode else "eval"
+        self.ensemble.train(mode)
+        self.plain = {k: self.ensemble.member(k) for k in self.members}
+        probe = self.ensemble.member(self.members[0])
+        start = time.perf_counter()
+        try:
+            once = self._alone(probe, self.first)
+            seconds = time.perf_counter() - start
+            if seconds > SECONDS and not patient:
+                return f"one forward pass takes {seconds:.1f} s; check=True does it all the same"
+            again = self._alone(probe, self.first)
+            repeated = self._alone(self.ensemble.member(self.members[0]), self.first)
+        except Exception as error:  # as BatchNorm on one sample
+            return f"the network does not run on the example in {self.mode} mode ({type(error).__name__})"
+        if not _same(once, repeated):
+            return f"the network's answer in {self.mode} mode is never twice the same"
+        # a network that counts its calls counts them for all members, so then none is left out
+        counts = not _same(once, again)
+        self._compare("on the example", self.members, self.first)
+        self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
+        self._compare("when it is called again", self.members, self.first)
+        return ""
+
+    def _compare(self, when: str, members: tuple[int, ...], given: Arguments) -> None:
+        try:
+            expected = self._apart(members, given)
+        except Exception:  # the second batch is made up, and not every network takes it
+            return
+        try:
+            outputs = self._together(members, given)
+        except Exception as error:
+            raise ConversionError(
+                f"in {self.mode} mode the network runs by itself but not as an ensemble: "
+                f"{type(error).__name__}: {error}. {_ADVICE}"
+            ) from error
+        for k, output, answer in zip(members, outputs, expected, strict=True):
+            if not _same(output, answer) and not self._is_rounding(k, output, answer, given):
+                raise ConversionError(
+                    f"in {self.mode} mode member {k} does not answer as the plain network ensemble.member({k}) does "
+                    f"{when}: {_difference(output, answer)}. The members probably meet in something that the network "
+                    f"keeps where covey does not see it, such as a global or a generator of random numbers. {_ADVICE}"
+                )
+        self._check_buffers(members)
+
+    def _apart(self, members: Sequence[int], given: Arguments) -> list[Tensor]:
+        """What the plain networks answer, one after another from one random state."""
+        _seed()
+        return [self._answer(self.plain[k], given) for k in members]
+
+    def _together(self, members: Sequence[int], given: Arguments) -> Tensor:
+        """What the ensemble answers, from the same random state."""
+        _seed()
+        args, kwargs = _own(given)
+        return self.ensemble(*args, members=members, **kwargs)
+
+    def _alone(self, network: nn.Module, given: Arguments) -> Tensor:
+        _seed()
+        return self._answer(network, given)
+
+    def _answer(self, network: nn.Module, given: Arguments) -> Tensor:
+        args, kwargs = _own(given)
+        return pick(network(*args, **kwargs), self.ensemble.output)
+
+    def _is_rounding(self, k: int, output: Tensor, answer: Tensor, given: Arguments) -> bool:
+        """Whether the network itself answers as differently when its weights change in their last digits."""
+        if output.shape != answer.shape:
+            return False
+        network = self.ensemble.member(k)
+        once = self._alone(network, given)
+        nudged = self.ensemble.member(k)
+        for tensor in nudged.parameters():
+            if tensor.is_floating_point():
+                tensor.mul_(1 + 4 * torch.finfo(tensor.dtype).eps * torch.randn_like(tensor).sign())
+        moved = _distance(once, self._alone(nudged, given))
+        return _distance(output, answer) <= 10 * moved
+
+    def _check_buffers(self, members: Sequence[int]) -> None:
+        """Members' own buffers are those of their networks; shared ones become, in train mode, the networks' mean."""
+        for k in self.members:
+            stores, row = self.ensemble.buffers_of(k)
+            beside = [j for j in members if self.ensemble.network_of(j) == self.ensemble.network_of(k)]
+            networks = [dict(self.plain[j].named_buffers()) for j in beside]
+            for name, tensor in self.plain[k].named_buffers():
+                if name in stores.own:
+                    self._check_buffer(k, name, stores.own[name][row], tensor)
+                elif self.mode == "train" and beside:
+                    self._check_buffer(k, name, stores.shared[name], _mean([each[name] for each in networks]))
+        # the next call starts from what they share
+        for k in self.members:
+            stores, _ = self.ensemble.buffers_of(k)
+            for name, tensor in self.plain[k].named_buffers():
+                if name in stores.shared:
+                    tensor.copy_(stores.shared[name])
+
+    def _check_buffer(self, k: int, name: str, found: Tensor, expected: Tensor) -> None:
+        if not _same(found, expected):
+            raise ConversionError(
+                f"in {self.mode} mode the buffer {name!r} of member {k} is not what it becomes in the plain network "
+                f"ensemble.member({k}): {_difference(found, expected)}. {_ADVICE}"
+            )
+
+
+_ADVICE = "convert(..., check=False) converts it nevertheless."
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _another(example: Arguments) -> Arguments:
+    """A second batch: the samples in another order, and where they are floats a little changed."""
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.ndim]
+    samples = len(tensors[0]) if tensors else 0
+    generator = torch.Generator().manual_seed(0)
+
+    def other(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.ndim == 0:
+            return leaf
+        rolled = leaf.detach().roll(1, 0) if len(leaf) == samples else leaf.detach()
+        if not leaf.is_floating_point():
+            return rolled
+        noise = torch.randn(leaf.shape, generator=generator).to(leaf)
+        return rolled * (1 + NOISE * noise)
+
+    return tree_map(other, example)
+
+
+def _own(given: Arguments) -> Arguments:
+    """The same arguments, which whoever gets them may change."""
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, given)
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+@contextmanager
+def _same_random_state_after() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """As buffers are merged: floats to their mean, others to the first."""
+    return torch.stack(list(tensors)).mean(0) if tensors[0].is_floating_point() else tensors[0]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return real.detach().double()
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference; where both are NaN, or infinite alike, there is none."""
+    left, right = _plain(a), _plain(b)
+    differ = (left != right) & ~(left.isnan() & right.isnan())
+    if not differ.any():
+        return 0.0
+    gaps = (left - right).abs()[differ]
+    return gaps.nan_to_num(nan=torch.inf).max().item()
+
+
+def _scale(tensor: Tensor) -> float:
+    finite = _plain(tensor)
+    finite = finite[finite.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal but for rounding."""
+    if a.shape != b.shape:
+        return False
+    tolerance = TOLERANCE.get(b.dtype, LOW_PRECISION) if b.is_floating_point() else 0.0
+    if b.is_complex():
+        tolerance = TOLERANCE[torch.float32]
+    return _distance(a, b) <= tolerance * _scale(b)
+
+
+def _difference(found: Tensor, expected: Tensor) -> str:
+    if found.shape != expected.shape:
+        return f"it has the shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+    return f"they differ by {_distance(found, expected):.3g}, where the largest is {_scale(expected):.3g}"

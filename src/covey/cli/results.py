@@ -1,0 +1,116 @@
+"""Results of an experiment as one file, from which pages are made: settings, versions, wall time and raw scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from covey.cli import run
+from covey.errors import StoreError
+from covey.files import write_text
+from covey.scores import Evaluation
+from covey.version import __version__
+
+FORMAT = 1
+DIGITS = 6
+# what is too long for a file that is kept, and can be computed again from the runs' outputs
+LEFT_OUT = ("kinds", "disagreement_matrix")
+
+
+@dataclass(frozen=True)
+class Done:
+    """One run that is done: its name in tables, which repetition, and where it is."""
+
+    label: str
+    repeat: int
+    folder: Path
+
+
+def write(
+    path: Path, name: str, about: Mapping[str, Any], command: str, done: Sequence[Done], planned: int
+) -> None:
+    """Write the results of the runs that are done, of so many planned."""
+    found = {
+        "format": FORMAT,
+        "name": name,
+        "about": dict(about),
+        "command": command,
+        "written": datetime.now(timezone.utc).date().isoformat(),
+        "versions": {"covey": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "processor": platform.machine(),
+        },
+        "planned": planned,
+        "runs": [_entry(one) for one in done],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(found, indent=1) + "\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `write` wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version = found["format"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError) as error:
+        raise StoreError(f"{path} holds no results: {error}") from error
+    if version != FORMAT:
+        raise StoreError(f"{path} holds results of format {version!r}; this covey reads {FORMAT}.")
+    return found
+
+
+def folder() -> Path:
+    """The folder of covey's own results, in the package or beside the sources."""
+    inside = Path(__file__).parents[1] / "results"
+    return inside if inside.is_dir() else Path(__file__).parents[3] / "results"
+
+
+def state(found: Mapping[str, Any]) -> str:
+    """How much of an experiment is done, in words."""
+    runs = found["runs"]
+    repeats = len({one["repeat"] for one in runs})
+    hours = sum(one["seconds"] or 0 for one in runs) / 3600
+    return f"{len(runs)} of {found['planned']} runs, {repeats} seeds, {hours:.1f} h"
+
+
+def _entry(one: Done) -> dict[str, Any]:
+    settings = run.read_settings(one.folder)
+    entry = {
+        "label": one.label,
+        "repeat": one.repeat,
+        "seconds": settings["seconds"],
+        "ended": settings["ended"],
+        "settings": {k: v for k, v in settings.items() if k not in ("record", "seconds", "ended", "machine")},
+        "scores": _short(Evaluation.load(one.folder).scores),
+        "cost": _short(json.loads((one.folder / run.COST).read_text(encoding="utf-8"))),
+    }
+    if (one.folder / run.COLLAPSED).exists():
+        entry["collapsed"] = _short(json.loads((one.folder / run.COLLAPSED).read_text(encoding="utf-8")))
+    return entry
+
+
+def _short(value: Any) -> Any:
+    """Numbers to six digits, without what is left out."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: _short(each) for key, each in value.items() if key not in LEFT_OUT}
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return value
+
+
+def mean_and_deviation(values: Iterable[float]) -> tuple[float, float]:
+    """Over repetitions; the deviation of one is 0."""
+    found = torch.tensor(list(values), dtype=torch.float64)
+    return float(found.mean()), float(found.std()) if len(found) > 1 else 0.0

@@ -1,0 +1,169 @@
+"""Networks that no ensemble can be made of as they are, found out before anything is built, and what to do instead."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from covey.errors import ConversionError
+from covey.networks.held import Held, held
+
+RESERVED = ("members", "per_member", "check")
+"""Arguments that an ensemble takes for itself when it is called or asked to predict."""
+
+
+def check_network(network: nn.Module) -> None:
+    """Raise a ConversionError if the network must be changed before it can become an ensemble."""
+    _check_wrappers(network)
+    _check_arguments(network)
+    _check_tensors(network)
+    _check_held(network)
+
+
+def check_keywords(keywords: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments of an example that an ensemble would take for itself."""
+    for name in RESERVED:
+        if name in keywords:
+            raise _reserved(name)
+
+
+# --- what it is -------------------------------------------------------------------------------------------------------
+
+
+def _check_wrappers(network: nn.Module) -> None:
+    """Modules that run others in a way that cannot be given other tensors."""
+    for path, module in network.named_modules():
+        for is_one, what, advice in _WRAPPERS:
+            if is_one(module):
+                where = f"its part {path!r}" if path else "the network"
+                raise ConversionError(f"{where} is {what}. {advice}")
+
+
+def _is_parallel(module: nn.Module) -> bool:
+    return isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules and type(module).__name__ == "OptimizedModule"
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has one has imported this
+    if fsdp is None:
+        return False
+    kinds = [getattr(fsdp, name, None) for name in ("FullyShardedDataParallel", "FSDPModule")]
+    return isinstance(module, tuple(kind for kind in kinds if kind is not None))
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    home = type(module).__module__
+    return home.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"))
+
+
+_WRAPPERS: list[tuple[Callable[[nn.Module], bool], str, str]] = [
+    (
+        _is_parallel,
+        "wrapped in DataParallel or DistributedDataParallel",
+        "Take what is inside, its `.module`, and wrap the ensemble instead.",
+    ),
+    (
+        lambda module: isinstance(module, torch.jit.ScriptModule),
+        "scripted or traced (torch.jit), so its tensors are fixed in compiled code",
+        "Convert the Python network that it was made of.",
+    ),
+    (
+        _is_compiled,
+        "compiled (torch.compile)",
+        "Take what is inside, its `._orig_mod`, and compile the ensemble instead: torch.compile(ensemble).",
+    ),
+    (
+        _is_sharded,
+        "sharded over processes (FSDP)",
+        "Convert the network before it is sharded, and shard the ensemble.",
+    ),
+    (
+        _is_quantised,
+        "quantised, so its weights are packed integers that cannot be trained",
+        "Convert the network before it is quantised, and quantise ensemble.member(k).",
+    ),
+]
+
+
+def _check_arguments(network: nn.Module) -> None:
+    try:
+        parameters = inspect.signature(network.forward).parameters
+    except (TypeError, ValueError):  # no signature to read
+        return
+    for name in RESERVED:
+        if name in parameters and parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY:
+            raise _reserved(name)
+
+
+def _reserved(name: str) -> ConversionError:
+    return ConversionError(
+        f"the network takes an argument called {name!r}, which an ensemble takes for itself. Rename it, or wrap the "
+        "network in a module that takes it under another name."
+    )
+
+
+# --- what it holds ----------------------------------------------------------------------------------------------------
+
+
+def _check_tensors(network: nn.Module) -> None:
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    for name, tensor in tensors:
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            raise ConversionError(
+                f"{name!r} has no shape yet, because its lazy module was never run. Call the network once on an input."
+            )
+    if not any(isinstance(tensor, nn.Parameter) for _, tensor in tensors):
+        raise ConversionError("the network has no parameters, so there is nothing to make an ensemble of.")
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.device.type != "meta" and not torch.isfinite(tensor).all():
+            count = int((~torch.isfinite(tensor)).sum())
+            raise ConversionError(
+                f"{name!r} holds {count} of {tensor.numel()} values that are NaN or infinite; "
+                "repair or re-initialise the network before converting it."
+            )
+
+
+def _check_held(network: nn.Module) -> None:
+    """Parameters that torch does not know of, and functions that would go on using the original network."""
+    registered = {id(part) for part in [*network.modules(), *network.parameters(), *network.buffers()]}
+    for found in held(network):
+        if id(found.value) in registered:
+            raise ConversionError(
+                f"a function in {found.path!r} refers to a layer or tensor of the network itself. Copies of the "
+                "network share that function, so that every member would go on using the original. Make it a method, "
+                "or a function that is given the module."
+            )
+        _check_trainable(found, registered)
+
+
+def _check_trainable(found: Held, registered: set[int]) -> None:
+    if isinstance(found.value, Tensor):
+        if _is_trainable(found.value):
+            raise ConversionError(
+                f"{found.path!r} holds a tensor that wants a gradient and is no parameter of the network for torch, so "
+                "it would be neither trained nor a member's own. Make it an nn.Parameter, several an nn.ParameterList "
+                "or nn.ParameterDict; or, if it is a constant, call requires_grad_(False) on it."
+            )
+        return
+    for name, tensor in found.value.named_parameters():
+        if id(tensor) not in registered and _is_trainable(tensor):
+            raise ConversionError(
+                f"{found.path!r} holds a module that torch does not know as a part of the network, so its {name!r} "
+                "would be neither trained nor a member's own. Keep it as an attribute, several in an nn.ModuleList or "
+                "nn.ModuleDict; or, if it is a constant, call requires_grad_(False) on it."
+            )
+
+
+def _is_trainable(tensor: Tensor) -> bool:
+    """Whether an optimiser would have it; a tensor that was computed (an activation kept) is none."""
+    return tensor.requires_grad and tensor.is_leaf

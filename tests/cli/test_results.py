@@ -1,0 +1,92 @@
+"""Results of experiments as files: what is in them, what is left out, and how they grow from seed to seed."""
+
+import json
+
+import pytest
+
+from covey.cli import results
+from covey.cli.main import main
+from covey.errors import StoreError
+
+RECIPE = """
+method = "late-phase"
+
+[about]
+paper = "none"
+table = "none"
+title = "digits"
+
+[options]
+members = 2
+start = 0.5
+collapse = false
+
+[dataset]
+data = "digits"
+samples = 100
+
+[network]
+network = "wrn-10-1"
+
+[recipe]
+epochs = 2
+batch = 50
+
+[compare]
+seeds = [0, 1]
+collapsed = true
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    (folder / "digits.toml").write_text(RECIPE)
+    words = [
+        "reproduce",
+        str(folder / "digits.toml"),
+        "--folder",
+        str(folder / "runs"),
+        "--results",
+        str(folder),
+    ]
+    assert main([*words, "--seeds", "1"]) == 0
+    first = results.read(folder / "digits.json")
+    assert main([*words, "--seeds", "0"]) == 0
+    return folder, first
+
+
+def test_results_grow_with_every_seed(place):
+    folder, first = place
+    found = results.read(folder / "digits.json")
+    assert [one["repeat"] for one in first["runs"]] == [1]
+    assert [one["repeat"] for one in found["runs"]] == [0, 1]
+    assert found["runs"][1] == first["runs"][0]
+    assert found["planned"] == first["planned"] == 2
+    assert results.state(first).startswith("1 of 2 runs, 1 seeds")
+
+
+def test_results_tell_how_to_make_them_again(place):
+    found = results.read(place[0] / "digits.json")
+    assert found["command"] == "covey reproduce digits"
+    assert found["about"]["title"] == "digits"
+    assert {"covey", "torch", "python"} <= found["versions"].keys()
+    run = found["runs"][0]
+    assert run["settings"]["recipe"]["epochs"] == 2
+    assert run["seconds"] > 0
+    assert run["label"] == "late-phase"
+
+
+def test_every_way_of_collapsing_is_scored(place):
+    run = results.read(place[0] / "digits.json")["runs"][0]
+    assert run["collapsed"].keys() == {"exact", "mean", "mean, new statistics"}
+    stored = json.loads((place[0] / "runs" / "late-phase-0" / "evaluation.json").read_text())
+    assert run["scores"]["ensemble"]["nll"] == pytest.approx(stored["scores"]["ensemble"]["nll"], rel=1e-5)
+    assert "disagreement_matrix" not in run["scores"]["diversity"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 7}'])
+def test_files_that_hold_no_results(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(StoreError, match=r"x\.json"):
+        results.read(tmp_path / "x.json")

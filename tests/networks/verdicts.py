@@ -1,0 +1,169 @@
+"""One method on one network: everything that should hold of the ensemble is tried, and what came of it is told.
+
+judge(every()["unet"], "packed").verdict        # "ok", "refused", "wrong", "raises", ...
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from catalogue import Network
+from checks import CHECKS, Case, PackRefusedError, converted
+from comparing import WrongError, equal_states, random_states, seed
+from torch import nn
+
+import covey
+from covey import run as runs
+from covey.errors import ConversionError, CoveyError, OptionError
+from covey.networks.anatomy import examine
+from covey.networks.calls import arguments
+
+VERDICTS = {
+    "ok": "everything that was tried holds",
+    "refused": "convert() says why it cannot be done",
+    "no pack": "the ensemble works; pack() says why it cannot be done",
+    "wrong": "something does not hold",
+    "raises": "an error that covey did not mean to raise",
+    "slow": "not done within the time limit",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one method on one network.
+
+    Args:
+        network: its name.
+        method: its name.
+        verdict: one of VERDICTS.
+        reason: what was said, or what does not hold.
+        meaningless: why the method can mean nothing for this network, if it cannot.
+        convert_seconds: how long convert() took.
+        seconds: how long everything took.
+    """
+
+    network: str
+    method: str
+    verdict: str
+    reason: str = ""
+    meaningless: str = ""
+    convert_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+def methods() -> list[str]:
+    """The methods of the sweep: all that take one network."""
+    return [name for name, kind in covey.METHODS.items() if kind.several_networks != "must"]
+
+
+def judge(network: Network, method: str) -> Verdict:
+    """Convert the network with the method's default options and try everything."""
+    start = time.perf_counter()
+    told = functools.partial(Verdict, network.name, method)
+    meaningless = ""
+    with _quiet(), _quick_choice():
+        try:
+            meaningless = why_meaningless(network).get(method, "")
+            case, seconds = converted(network, method)
+        except (ConversionError, OptionError) as error:
+            return told("refused", _one_line(error), meaningless, seconds=time.perf_counter() - start)
+        except Exception as error:
+            reason = f"convert(): {_described(error)}"
+            return told("raises", reason, meaningless, seconds=time.perf_counter() - start)
+        verdict, reason = _tried(case)
+    return told(verdict, reason, "", round(seconds, 3), round(time.perf_counter() - start, 3))
+
+
+def _tried(case: Case) -> tuple[str, str]:
+    """The worst that any check says, and what all of them say."""
+    found: list[tuple[str, str]] = []
+    for check in CHECKS:
+        label = check.__name__.replace("_", " ")
+        try:
+            check(case)
+        except WrongError as problem:
+            found.append(("wrong", f"{label}: {problem}"))
+        except PackRefusedError as problem:
+            found.append(("no pack", _one_line(problem)))
+        except Exception as error:
+            found.append(("raises", f"{label}: {_described(error)}"))
+    if not found:
+        return "ok", ""
+    worst = max(found, key=lambda each: list(VERDICTS).index(each[0]))[0]
+    return worst, "; ".join(reason for _, reason in found)
+
+
+@functools.cache
+def why_meaningless(network: Network) -> dict[str, str]:
+    """Methods that can mean nothing for this network, each with the reason, read off the network itself."""
+    net = network.make().train()
+    found = {}
+    if not any(_is_norm(module) for module in net.modules()):
+        found["norm-ensemble"] = "there is no norm with parameters"
+    if not _is_random(net, network):
+        found["mc-dropout"] = "nothing is random in train mode"
+    stem, head = _ends(network)
+    if stem & head:
+        found["mimo"] = "the first layer is the head as well"
+    return found
+
+
+def _is_norm(module: nn.Module) -> bool:
+    named = "norm" in type(module).__name__.lower()
+    return named and any(True for _ in module.parameters(recurse=False))
+
+
+def _is_random(net: nn.Module, network: Network) -> bool:
+    seed(11)
+    before = random_states()
+    args, kwargs = arguments(network.example())
+    seed(11)
+    net(*args, **kwargs)
+    return not equal_states(before, random_states())
+
+
+def _ends(network: Network) -> tuple[set[str], set[str]]:
+    try:
+        body = examine(network.make(), example=network.example(), output=network.output)
+    except CoveyError:
+        return set(), set()
+    return set(body.stem), set(body.head)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def _quick_choice() -> Iterator[None]:
+    """Let "auto" measure each run once: which is faster does not matter here, only that either is right."""
+    tune = runs.tune
+    runs.tune = functools.partial(tune, repeats=0)
+    try:
+        yield
+    finally:
+        runs.tune = tune
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]
+
+
+def _described(error: Exception) -> str:
+    """The error, and the last line of covey that it went through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "/covey/" in frame.filename]
+    place = ""
+    if ours:
+        path = ours[-1].filename.rpartition("/covey/")[2]
+        place = f" (covey/{path}, {ours[-1].name})"
+    return f"{type(error).__name__}: {_one_line(error)}{place}"
