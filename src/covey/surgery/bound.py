@@ -22,6 +22,8 @@ from covey.surgery.widths import Chosen, sizes_for, whole
 
 FEW = 16  # a width below this may be rounded up to it, as heads and groups need, without being counted as too large
 
+COORDINATES = 4  # a number in the network's code up to this counts coordinates or colours, not channels
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -68,8 +70,8 @@ def measure(
         wished += should_be
         if is_count - should_be > worst:
             worst, worst_name = is_count - should_be, name
-    axis, sizes = _widest_axis(found, worst_name, size_of, wished_of)
-    return Bound(parameters, wished, worst_name, axis, sizes)
+    axis, its_sizes = _widest_axis(found, worst_name, size_of, wished_of)
+    return Bound(parameters, wished, worst_name, axis, its_sizes)
 
 
 def _wished_sizes(system: System, chosen: Chosen, ratio: float) -> Callable[[int], float]:
@@ -78,7 +80,10 @@ def _wished_sizes(system: System, chosen: Chosen, ratio: float) -> Callable[[int
     values: dict[Symbol, float] = dict(system.original)
     for symbol in free.widths - free.groups:
         size = ratio * system.original[symbol]
-        if symbol not in free.heads:
+        is_cut, _ = system.fixed.get(symbol, (True, None))
+        if not is_cut and system.original[symbol] <= COORDINATES:
+            size = system.original[symbol]
+        elif symbol not in free.heads:
             least = whole(size)
             size = max(least, min(chosen.get(symbol, 0), FEW))
         values[symbol] = size

@@ -53,6 +53,8 @@ class System:
 
     def resolve(self, expr: Expr) -> Expr:
         """The expression in free symbols only."""
+        if expr.is_Symbol:
+            return self._solution(expr) if expr in self.solved else expr
         while True:
             known = {}
             for symbol in expr.free_symbols:
@@ -72,9 +74,8 @@ class System:
             self.solved[symbol] = value
         return value
 
-    def use(self, equation: Equation) -> None:
+    def use(self, equation: Equation, gap: Expr) -> None:
         """Write one more symbol in terms of others by an equation, unless it says nothing new."""
-        gap = self._gap(equation)
         if gap == 0:
             return
         if _linear_slopes(gap) is None:
@@ -97,12 +98,13 @@ class System:
         if self.wished is not None:
             self.fixed[symbol] = (equation.is_cut, equation.where)
 
-    def fixes_a_width(self, equation: Equation) -> bool:
+    def fixes_a_width(self, gap: Expr) -> bool:
         """Whether all that an equation says is that a symbol is a number."""
-        gap = self._gap(equation)
-        return not gap.is_Number and len(gap.free_symbols) == 1 and not gap.free_symbols & self.data
+        free = gap.free_symbols
+        return len(free) == 1 and not free & self.data
 
-    def _gap(self, equation: Equation) -> Expr:
+    def gap(self, equation: Equation) -> Expr:
+        """One side of an equation less the other, in free symbols."""
         gap = self.resolve(equation.left) - self.resolve(equation.right)
         return self._without_data(gap)
 
@@ -129,8 +131,15 @@ class System:
         if not candidates:
             return None
 
+        terms = sympy.Add.make_args(gap)
+        positive = sum(1 for term in terms if not term.as_coeff_Mul()[0].is_negative)
+        negative = len(terms) - positive
+
         def preference(symbol: Symbol) -> tuple[int, int, str]:
-            rank = self._rank(gap, symbol, slopes[symbol])
+            slope = slopes[symbol]
+            # With other terms of its own sign the symbol is some others less these: it might come out as 0.
+            same_sign = negative if slope.as_coeff_Mul()[0].is_negative else positive
+            rank = self._rank(gap, symbol, slope, is_difference=same_sign > 1)
             return rank, self.original[symbol], str(symbol)
 
         return max(candidates, key=preference)
@@ -140,7 +149,13 @@ class System:
         free = gap.free_symbols - self.data
         return next(iter(free)) if len(free) == 1 else None
 
-    def _rank(self, gap: Expr, symbol: Symbol, slope: Expr) -> int:
+    def _rank(
+        self,
+        gap: Expr,
+        symbol: Symbol,
+        slope: Expr,
+        is_difference: bool,
+    ) -> int:
         """How good it is to solve the equation gap == 0 for a symbol, from 0 to 6."""
         counts = self.heads | self.groups
         if symbol in counts:
@@ -153,7 +168,7 @@ class System:
         if symbol in self.attributes and slope.free_symbols - self.data:
             return 5
         is_whole = slope.is_Number and abs(slope) == 1
-        if _is_difference(gap, slope):
+        if is_difference:
             return 2 if is_whole else 1
         return 4 if is_whole else 3
 
@@ -177,17 +192,18 @@ def eliminate(found: Probe) -> System:
     equations = sorted(recorder.equations, key=_is_long)
     late = []
     for equation in equations:
-        if equation.is_cut or system.fixes_a_width(equation):
+        gap = system.gap(equation)
+        if equation.is_cut or system.fixes_a_width(gap):
             late.append(equation)
         else:
-            system.use(equation)
+            system.use(equation, gap)
     # What a width would be if the network's code did not cut it or write it as a number.
     _find_widths(found, system)
     system.wished = replace(
         system, solved=dict(system.solved), widths=set(system.widths), heads=set(system.heads)
     )
     for equation in late:
-        system.use(equation)
+        system.use(equation, system.gap(equation))
     system.widths.clear()
     _find_widths(found, system)
     return system
@@ -204,11 +220,13 @@ def _find_widths(found: Probe, system: System) -> None:
     for expr in found.recorder.summed:
         summed |= system.resolve(expr).free_symbols
     for expr, composition in found.recorder.compositions.items():
+        if composition.kind == "sum":
+            continue
         # Heads times head width: what sums over the width of each head uses up both.
         parts: Symbols = set()
         for part in composition.parts:
             parts |= system.resolve(formula_of(part)).free_symbols
-        if composition.kind == "product" and parts & summed:
+        if parts & summed:
             summed |= system.resolve(expr).free_symbols
     for expr in found.recorder.widths:
         in_weight = system.resolve(expr).free_symbols
@@ -234,17 +252,6 @@ def _shortened(gap: Expr) -> Expr:
             least = min(term.as_powers_dict().get(symbol, 0) for term in terms)
             factor = factor / symbol**least
     return gap if factor == 1 else sympy.expand(gap * factor)
-
-
-def _is_difference(gap: Expr, slope: Expr) -> bool:
-    """Whether the symbol with this slope is some symbols less others: it might come out as 0."""
-    signs = set()
-    for term in sympy.Add.make_args(gap):
-        factor, _ = term.as_coeff_Mul()
-        signs.add(bool(factor > 0))
-    own = bool(slope.as_coeff_Mul()[0] > 0)
-    count = sum(1 for term in sympy.Add.make_args(gap) if bool(term.as_coeff_Mul()[0] > 0) == own)
-    return len(signs) == 2 and count > 1
 
 
 def _linear_slopes(expr: Expr) -> Slopes | None:

@@ -8,6 +8,7 @@ To teach narrowing another function, write such a rule and add it to `RULES`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from covey.surgery.operators import (
 )
 from covey.surgery.recorder import Recorder
 from covey.surgery.sizes import Size, Sizes, mark, product, sizes_of
+from covey.surgery.source import is_torchs
 from covey.surgery.torch_internals import leaves
 
 
@@ -51,7 +53,8 @@ class Following(TorchFunctionMode):
             return read(*args, **named)
         rule = RULES.get(func)
         with self.facts.during(Call(args, named), is_silent=rule is not None):
-            out = func(*args, **named)
+            # Fake tensors take long over norms, whose result looks like what they are given.
+            out = torch.empty_like(args[0]) if func in LIKE_INPUT else func(*args, **named)
         if rule is None:
             return out
         made = [leaf for leaf in leaves(out) if isinstance(leaf, Tensor)]
@@ -78,12 +81,19 @@ def _count(tensor: Tensor) -> int:
     return product(sizes_of(tensor))
 
 
+def _truth(tensor: Tensor) -> bool:
+    """PyTorch's own layers look whether a mask is causal, to run faster if it is; networks may not ask."""
+    caller = sys._getframe(2).f_code.co_filename
+    return False if is_torchs(caller) else Tensor.__bool__(tensor)
+
+
 READ: dict[Callable, Callable[..., Any]] = {
     Tensor.shape.__get__: _shape,  # type: ignore[attr-defined]
     Tensor.size: _size,
     Tensor.numel: _count,
     Tensor.nelement: _count,
     torch.numel: _count,
+    Tensor.__bool__: _truth,
 }
 
 
@@ -465,13 +475,20 @@ def multi_head_attention(
     *lengths, width = sizes_of(query)
     rec.equate(width, embed_dim_to_check)
     rec.divide(width, num_heads)
+    for given in (query, key, value):
+        rec.position(sizes_of(given)[0])  # learned queries are a list, not a width
+    if in_proj_weight is not None and in_proj_weight.dim() == 2:
+        rec.equate(sizes_of(key)[-1], width)
+        rec.equate(sizes_of(value)[-1], width)
     rec.compose(width, "product", (num_heads, width // num_heads))
     projections = {
         "q_proj_weight": (width, width),
         "k_proj_weight": (width, sizes_of(key)[-1]),
         "v_proj_weight": (width, sizes_of(value)[-1]),
     }
-    pairs = [(options.get(name), sizes) for name, sizes in projections.items()]
+    pairs: list[tuple[Tensor | None, Sizes]] = [
+        (options.get(name), sizes) for name, sizes in projections.items()
+    ]
     pairs.append((in_proj_weight, (3 * width, width)))
     pairs.append((in_proj_bias, (3 * width,)))
     pairs.append((out_proj_weight, (width, width)))
@@ -597,3 +614,21 @@ RULES: dict[Callable, Callable[..., Any]] = {
     Tensor.expand_as: as_other,
     torch.arange: arange,
 }
+
+LIKE_INPUT = frozenset(
+    {
+        F.batch_norm,
+        F.instance_norm,
+        F.layer_norm,
+        F.rms_norm,
+        F.group_norm,
+        F.local_response_norm,
+        F.normalize,
+        F.prelu,
+        F.dropout,
+        torch.batch_norm,
+        torch.instance_norm,
+        torch.layer_norm,
+        torch.group_norm,
+    }
+)

@@ -346,6 +346,35 @@ def _gather(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> lis
     return [sizes_of(args[2])]
 
 
+def _index_add(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """Rows of a tensor go to the places that an index says; the other axes are the same."""
+    axis = _axis(args, kwargs)
+    sizes = sizes_of(args[0])
+    facts.recorder.position(sizes[axis])
+    rows = _without(sizes_of(args[3]), axis)
+    broadcast(facts.recorder, [_without(sizes, axis), rows])
+    return [sizes]
+
+
+def _spectrum(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """The last axis of a Fourier transform of real numbers is about half as long."""
+    old = sizes_of(args[0])
+    sizes = []
+    for size, value in zip(old, values(made[0].shape), strict=True):
+        if int(size) == value:
+            sizes.append(size)
+            continue
+        facts.recorder.position(size)
+        sizes.append(facts.recorder.from_data(value))
+    return [tuple(sizes)]
+
+
+def _bag(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    rows, width = sizes_of(args[0])
+    facts.recorder.position(rows)
+    return [(facts.recorder.from_data(made[0].shape[0]), width)]
+
+
 def _scatter(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
     sizes = sizes_of(args[0])
     facts.recorder.position(sizes[_axis(args, kwargs)])
@@ -673,8 +702,12 @@ RULES: dict[str, Rule] = {
     "aten.index": _index,
     "aten.index_put": _index_put,
     "aten.index_select": _index_along_axis,
-    "aten.index_add": _scatter,
-    "aten.index_copy": _scatter,
+    "aten._embedding_bag": _bag,
+    "aten._embedding_bag_forward_only": _bag,
+    "aten.index_add": _index_add,
+    "aten.index_copy": _index_add,
+    "aten._fft_r2c": _spectrum,
+    "aten._fft_c2r": _spectrum,
     "aten.gather": _gather,
     "aten.scatter": _scatter,
     "aten.scatter_add": _scatter,
@@ -706,6 +739,7 @@ RULES: dict[str, Rule] = {
     "aten.bmm": _matrix_product,
     "aten.mv": _matrix_product,
     "aten.dot": _matrix_product,
+    "aten.vdot": _matrix_product,
     "aten.addmm": _added_matrix_product,
     "aten.baddbmm": _added_matrix_product,
     "aten.addmv": _added_matrix_product,

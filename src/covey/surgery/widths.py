@@ -95,10 +95,12 @@ def _demands(system: System, chosen: Chosen) -> list[Demand]:
     """All that must divide and depends on a chosen width, in an order that does not change between runs."""
     demands: set[Demand] = set()
     for size, divisor in system.multiples:
-        quotient = system.resolve(size) / system.resolve(divisor)
-        demands.add(
-            sympy.fraction(sympy.cancel(quotient)) if not quotient.is_Symbol else (quotient, sympy.S.One)
-        )
+        whole_size, part = system.resolve(size), system.resolve(divisor)
+        if part == 1 and _is_always_whole(whole_size):
+            continue
+        quotient = whole_size / part
+        is_short = whole_size.is_Symbol and (part.is_Symbol or part.is_Integer)
+        demands.add((whole_size, part) if is_short else sympy.fraction(sympy.cancel(quotient)))
     for symbol in system.solved:
         # A solved size must come out whole: its numerator is a multiple of its denominator.
         formula = system.resolve(symbol)
