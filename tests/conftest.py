@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import importlib.util
 import os
+import warnings
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
 
+from vision import declare_operators
+
 
 def pytest_configure() -> None:
     torch.set_num_threads(1)
+    declare_operators()
     # a process's first threaded call of these can be slightly off; numbers must repeat
     for function in (torch.sqrt, torch.tanh, torch.exp, torch.log, torch.erf):
         function(torch.ones(1))
@@ -18,3 +24,15 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def timm() -> Any:
+    """The package, where it is installed."""
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own
+        import timm as package
+
+    return package

@@ -313,3 +313,54 @@ def test_shared_embeddings_with_a_max_norm_train(method: covey.Method) -> None:
     weight = ens.parts["shared"].theta["0.weight"]
     assert weight.grad[x.flatten()].any()
     torch.testing.assert_close(weight.detach(), plain[0].weight.detach())
+
+
+class MaskedByBuffer(nn.Module):
+    """Attends to the past alone, by a mask that is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head((h @ h.mT + self.mask).softmax(-1) @ h)
+
+
+def test_infinities_in_a_buffer_are_no_fault() -> None:
+    net, x = MaskedByBuffer().eval(), torch.randn(2, 5, 4)
+    ens = covey.convert(net, covey.Replicate(members=2), example=x).eval()
+    torch.testing.assert_close(ens(x)[1], net(x))
+    net.mask[0, 0] = torch.nan
+    with pytest.raises(ConversionError, match="'mask' holds 1 of 25 values that are NaN"):
+        covey.convert(net, covey.Replicate(members=2), example=x)
+
+
+class Grows(nn.Module):
+    """A buffer gets its shape, and other memory, when the network first runs in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("largest", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.training:
+            self.largest.resize_(y.shape[1]).copy_(y.detach().amax(0))
+        return y / (1 + self.largest.abs())
+
+
+def test_a_buffer_that_gets_its_shape_in_the_forward_pass_is_refused_until_it_has_it() -> None:
+    net, x = Grows(), torch.randn(5, 4)
+    with pytest.raises(
+        ConversionError, match=r"'largest' has the shape \(1,\) and gets the shape \(3,\).*once"
+    ):
+        covey.convert(net, covey.Replicate(members=2), example=x)
+    net(x)
+    ens = covey.convert(net, covey.Replicate(members=2), example=x)
+    ens.run = "loop"
+    plain = ens.member(1)
+    torch.testing.assert_close(ens(x)[1], plain(x))
+    torch.testing.assert_close(ens.member(1).largest, plain.largest)

@@ -145,20 +145,6 @@ def test_two_processes_train_as_one(tmp_path: Any) -> None:
     assert [worker.communicate(timeout=120)[0].strip() for worker in workers] == ["same", "same"]
 
 
-@pytest.fixture(scope="module")
-def timm() -> Any:
-    try:
-        if not hasattr(torch.ops.torchvision, "nms"):
-            operators = torch.library.Library("torchvision", "DEF")
-            for name in ("nms", "qnms"):
-                operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            globals()["_keep"] = operators
-        import timm as package
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"timm cannot be imported here: {error}")
-    return package
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "size"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         BatchEnsemble,
         DeepEnsemble,
         Hypernetwork,
+        LowRank,
         Masksembles,
         MCDropout,
         Mixture,
@@ -38,8 +39,10 @@ if TYPE_CHECKING:
         Packed,
         Replicate,
         ShapeShifter,
+        SharedLowRank,
         Slimmable,
         SuperWeights,
+        TabM,
     )
     from covey.scores import anytime, evaluate
     from covey.train import History, Machine, Recipe, Schedule, fit
@@ -63,6 +66,7 @@ __all__ = [
     "Late",
     "LatePhase",
     "Layout",
+    "LowRank",
     "MCDropout",
     "Machine",
     "Masksembles",
@@ -79,10 +83,12 @@ __all__ = [
     "Schedule",
     "ShapeShifter",
     "Share",
+    "SharedLowRank",
     "Single",
     "Slimmable",
     "Snapshot",
     "SuperWeights",
+    "TabM",
     "Training",
     "Turn",
     "__version__",
@@ -104,8 +110,9 @@ __all__ = [
 _PACKAGES = ("data", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
 _HOMES = {
     "covey.methods": (
-        "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "MCDropout", "MIMO", "Masksembles", "Mixture", "MultiHead",
-        "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "Slimmable", "SuperWeights",
+        "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",
+        "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
+        "SuperWeights", "TabM",
     ),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import Arguments, pick
+from covey.seeds import random_state_kept, reseed
 
 SECONDS = 0.25  # of one forward pass; a check takes about twenty-five, and nobody asked to wait for them
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
@@ -49,7 +50,7 @@ def check(ensemble: Ensemble, example: Arguments | None, wanted: bool | None) ->
         return f"not checked: {reason}"
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
-    with torch.no_grad(), _same_random_state_after():
+    with torch.no_grad(), _same_random_state_after(ensemble):
         trial = _Trial(copy.deepcopy(ensemble), tuple(members), example)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
@@ -142,17 +143,17 @@ class _Trial:
 
     def _apart(self, members: Sequence[int], given: Arguments) -> list[Tensor]:
         """What the plain networks answer, one after another from one random state."""
-        _seed()
+        _seed(self.ensemble)
         return [self._answer(self.plain[k], given) for k in members]
 
     def _together(self, members: Sequence[int], given: Arguments) -> Tensor:
         """What the ensemble answers, from the same random state."""
-        _seed()
+        _seed(self.ensemble)
         args, kwargs = _own(given)
         return self.ensemble(*args, members=members, **kwargs)
 
     def _alone(self, network: nn.Module, given: Arguments) -> Tensor:
-        _seed()
+        _seed(network)
         return self._answer(network, given)
 
     def _answer(self, network: nn.Module, given: Arguments) -> Tensor:
@@ -230,16 +231,16 @@ def _own(given: Arguments) -> Arguments:
 # --- random numbers ---------------------------------------------------------------------------------------------------
 
 
-def _seed() -> None:
-    torch.manual_seed(0)
+def _seed(module: nn.Module) -> None:
+    reseed(0, module)
     random.seed(0)
     np.random.seed(0)
 
 
 @contextmanager
-def _same_random_state_after() -> Iterator[None]:
+def _same_random_state_after(ensemble: Ensemble) -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+    with random_state_kept(ensemble):
         try:
             yield
         finally:

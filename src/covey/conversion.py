@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from covey import checking
@@ -19,6 +18,7 @@ from covey.networks.anatomy import Anatomy, examine
 from covey.networks.calls import Output
 from covey.networks.layers import Where, hollow
 from covey.networks.refusals import check_network
+from covey.seeds import random_state_kept
 
 
 def convert(
@@ -55,6 +55,7 @@ def convert(
             all members at any price, False none. The coverage table says what was checked. Like finding the head, it
             calls the network's copies, and so the network's hooks.
 
+    >>> import torch
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> from covey.methods import BatchEnsemble
     >>> ensemble = convert(network, BatchEnsemble(members=4), example=torch.zeros(2, 4))
@@ -65,8 +66,7 @@ def convert(
     if check is not None and not isinstance(check, bool):
         raise OptionError(f"check is True, False or None; got {check!r}.")
     method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
-    with torch.random.fork_rng(devices=_cuda_devices(bodies)):
-        torch.manual_seed(seed)
+    with random_state_kept(*(body.network for body in bodies), seed=seed):
         layout = method.design(bodies)
         ensemble = method.build(bodies, layout)
     _check_distinct(method, ensemble, bodies)
@@ -90,8 +90,7 @@ def dry_run(
     Takes what `convert` takes.
     """
     method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
-    with torch.random.fork_rng(devices=_cuda_devices(bodies)):
-        torch.manual_seed(0)
+    with random_state_kept(*(body.network for body in bodies), seed=0):
         layout = method.design(bodies)
         ensemble = method.build([replace(body, network=hollow(body.network)) for body in bodies], layout)
     return ensemble.coverage
@@ -112,11 +111,6 @@ def _class_dim(body: Anatomy) -> int | None:
         return None
     is_map = any(body.network.get_parameter(name).ndim > 2 for name in body.head)
     return 1 if is_map else -1
-
-
-def _cuda_devices(bodies: Sequence[Anatomy]) -> list[int]:
-    devices = {p.device for body in bodies for p in body.network.parameters()}
-    return sorted(device.index for device in devices if device.type == "cuda")
 
 
 def _check_distinct(method: Method, ensemble: Ensemble, bodies: Sequence[Anatomy]) -> None:

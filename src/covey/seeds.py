@@ -1,10 +1,16 @@
-"""Random numbers that depend on nothing but their keys, so that a resumed run draws the same ones."""
+"""Random numbers that depend on nothing but their keys, and the global random state left as it was."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import nn
+
+_WITHOUT_STATE = {"cpu", "meta"}
+"""Devices that have no random state besides the CPU's."""
 
 
 def seed_of(*keys: int | str) -> int:
@@ -16,3 +22,51 @@ def seed_of(*keys: int | str) -> int:
 def generator_of(*keys: int | str) -> torch.Generator:
     """A generator of random numbers that depends on the keys only."""
     return torch.Generator().manual_seed(seed_of(*keys))
+
+
+@contextmanager
+def random_state_kept(*where: nn.Module | torch.device, seed: int | None = None) -> Iterator[None]:
+    """Leave the global random state as it was: the CPU's, and that of the accelerators in use.
+
+    An accelerator that is not in use is not even woken, since a process that woke one can no longer be forked.
+
+    Args:
+        *where: what the block works with: modules, or devices.
+        seed: what the block begins with; by default the state that there is.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for kind in _accelerators(where):
+            every = range(torch.get_device_module(kind).device_count())
+            stack.enter_context(torch.random.fork_rng(devices=every, device_type=kind))
+        if seed is not None:
+            reseed(seed, *where)
+        yield
+
+
+def reseed(seed: int, *where: nn.Module | torch.device) -> None:
+    """Begin the global random numbers anew: the CPU's, and those of the accelerators in use."""
+    if _accelerators(where):
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every accelerator
+
+
+def random_states(devices: Collection[torch.device]) -> list[torch.Tensor]:
+    """The global random state of the CPU, and of the accelerators among the devices."""
+    states = [torch.get_rng_state()]
+    for device in devices:
+        if device.type not in _WITHOUT_STATE:
+            states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
+
+
+def _accelerators(where: tuple[nn.Module | torch.device, ...]) -> list[str]:
+    """The kinds of accelerators that modules and devices are on."""
+    found = set()
+    for place in where:
+        if isinstance(place, torch.device):
+            found.add(place.type)
+        else:
+            found |= {tensor.device.type for tensor in [*place.parameters(), *place.buffers()]}
+    return sorted(found - _WITHOUT_STATE)

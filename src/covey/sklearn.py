@@ -29,6 +29,7 @@ from covey import registry, zoo
 from covey.data import Data, Split
 from covey.data.container import Task
 from covey.errors import OptionError
+from covey.seeds import random_state_kept
 from covey.train import Machine, Recipe, Schedule, fit
 
 
@@ -74,8 +75,7 @@ class _Tabular(BaseEstimator):
             schedule=Schedule(kind="cosine"),
             seed=seed,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with random_state_kept(seed=seed):
             outputs = len(classes) or 2  # a mean and a variance
             network = zoo.MLP(
                 features=shape[0], hidden=tuple(self.hidden), classes=outputs, dropout=self.dropout
@@ -91,8 +91,9 @@ class _Tabular(BaseEstimator):
     def _answer(self, X: Any) -> Any:
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # methods that draw at test answer the same every time
+        with random_state_kept(
+            self.ensemble_, seed=0
+        ):  # methods that draw at test answer the same every time
             return self.ensemble_.predict(self._inputs(X))
 
 

@@ -26,6 +26,7 @@ from covey.files import write_text
 from covey.layout import Layout
 from covey.networks.anatomy import Anatomy, listing, recalled
 from covey.networks.layers import hollow
+from covey.seeds import random_state_kept
 from covey.tensor_files import digest, read_tensors, regular, shapes_in, write_tensors
 from covey.version import __version__
 
@@ -98,7 +99,7 @@ def _built(config: Mapping[str, Any], networks: list[nn.Module], path: Path) -> 
     records = config["bodies"]
     bodies = [recalled(net, body, config["output"]) for net, body in zip(networks, records, strict=True)]
     layout = _layout(config, method, bodies, path)
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept():
         try:
             ensemble = method.build(bodies, layout)
         except CoveyError as error:
@@ -211,7 +212,7 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
                 "the stored network is not one of covey.zoo's, so give its architecture: "
                 "covey.load(folder, network=...)."
             )
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with random_state_kept(), torch.device("meta"):
             made.append(zoo.create(body["zoo"]["name"], **body["zoo"]["arguments"]))
     return made
 

@@ -276,20 +276,26 @@ def pruned_for_good() -> nn.Module:
     return net
 
 
-@plain("convolutional", images(8), dtype=torch.float32)
-def trained_for_quantisation() -> nn.Module:
+def _prepared_for_quantisation() -> nn.Module:
     from torch.ao import quantization
 
-    net = nn.Sequential(
-        quantization.QuantStub(),
-        nn.Conv2d(3, 16, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * 36, CLASSES),
-        quantization.DeQuantStub(),
-    )
+    body = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, CLASSES)]
+    net = nn.Sequential(quantization.QuantStub(), *body, quantization.DeQuantStub())
     net.qconfig = quantization.get_default_qat_qconfig("x86")
     return quantization.prepare_qat(net.train())
+
+
+@plain("convolutional", images(8), dtype=torch.float32)
+def to_be_trained_for_quantisation() -> nn.Module:
+    return _prepared_for_quantisation()
+
+
+@plain("convolutional", images(8), dtype=torch.float32)
+def trained_for_quantisation() -> nn.Module:
+    """Its observers have seen an input."""
+    net = _prepared_for_quantisation()
+    net(torch.randn(BATCH, 3, 8, 8))
+    return net
 
 
 @plain("mlp", vectors(8), narrow=(("head.weight", (CLASSES, 8)),))

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -259,23 +257,6 @@ def test_slices_check_the_member() -> None:
     small = narrow(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), 0.5, torch.zeros(2, 4))
     with pytest.raises(OptionError, match="member must be from 0 to 3; got 4"):
         slice_weights(small.network, small.channels, 4, 4)
-
-
-@pytest.fixture(scope="module")
-def timm() -> Any:
-    """timm, or a skip. Its torchvision may lack compiled operators, which are never called here."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):  # it has them
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import timm as found
-        except Exception as problem:
-            pytest.skip(f"timm cannot be imported here: {problem}")
-    found.covey_library = library  # operators live as long as the object that declared them
-    return found
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")

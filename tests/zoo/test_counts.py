@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -113,25 +112,6 @@ def test_documented_list_is_the_list():
         key = name.strip("`")
         assert description == NETWORKS[key].description
         assert parameters == f"{count(build(key, classes=int(classes)).parameters()):,}"
-
-
-_declared = []  # a torch library is forgotten when its object dies
-
-
-@pytest.fixture(scope="module")
-def timm():
-    """timm, also where torchvision lacks its compiled operators, which only timm's import asks for."""
-    vision = importlib.util.find_spec("torchvision")
-    if importlib.util.find_spec("timm") is None or vision is None:
-        pytest.skip("needs timm and torchvision")
-    compiled = any(Path(vision.origin).parent.glob("_C*"))
-    if not compiled and not hasattr(torch.ops.torchvision, "nms"):
-        _declared.append(torch.library.Library("torchvision", "DEF"))
-        for operator in ("nms", "qnms"):
-            _declared[0].define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import timm
-
-    return timm
 
 
 @pytest.mark.filterwarnings("ignore")  # timm's own

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -20,6 +19,7 @@ from covey.data.splits import fewer
 from covey.errors import OptionError, StoreError, suggest
 from covey.method import Method, Training
 from covey.options import fits, in_words
+from covey.seeds import random_state_kept
 from covey.store import load as stored_ensemble
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
@@ -108,8 +108,7 @@ class Network:
         names = (self.network or _usual(data)).split("+")
         outputs = data.outputs * (2 if data.task == "regression" and loss != "mse" else 1)
         made = []
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with random_state_kept(seed=seed):
             for name in names:
                 options = {**zoo.find(name).arguments_for(data.shape), **parse_options(self.network_option)}
                 made.append(zoo.create(name, **{"classes": outputs, **options}))

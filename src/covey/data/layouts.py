@@ -109,41 +109,71 @@ def read_cifar(
 
 def read_svhn(root: Path, parts: Parts) -> Raw:
     """SVHN's cropped digits: MATLAB files with X (32, 32, 3, N) and y (N, 1), where 10 stands for 0."""
-    loadmat = load("scipy.io").loadmat
-
     found = {}
     for part in parts:
-        path = _file(root, f"SVHN/{part}_32x32.mat")
-        try:
-            content = loadmat(path)
-            images, labels = content["X"], content["y"].reshape(-1).astype(np.int64)
-        except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-            raise DataError(
-                f"{path} is not a MATLAB file with X and y ({error}); delete it and fetch it again"
-            ) from error
+        images, labels = _matlab_images(_file(root, f"SVHN/{part}_32x32.mat"))
         images = np.ascontiguousarray(images.transpose(3, 2, 0, 1))
-        found[part] = Split(torch.from_numpy(images), torch.from_numpy(labels % 10))
+        found[part] = Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64) % 10))
     return Raw(found, "classification", tuple("0123456789"))
+
+
+def _matlab_images(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """X (32, 32, 3, N) and y (N,) of a MATLAB file."""
+    loadmat = load("scipy.io").loadmat
+    try:
+        content = loadmat(path)
+        images, labels = np.asarray(content["X"]), np.asarray(content["y"]).reshape(-1)
+    except Exception as error:  # scipy raises many kinds at files that are damaged, its own among them
+        raise DataError(
+            f"{path} is not a MATLAB file with X and y ({error}); delete it and fetch it again"
+        ) from error
+    if images.ndim != 4 or images.shape != (32, 32, 3, len(labels)) or images.dtype != np.uint8:
+        raise DataError(
+            f"{path}: expected X of shape (32, 32, 3, n) of bytes and as many labels; got {images.dtype} "
+            f"{images.shape} and {len(labels)} labels"
+        )
+    if labels.dtype.kind not in "iuf" or not np.isin(labels, np.arange(1, 11)).all():
+        raise DataError(f"{path}: expected labels from 1 to 10, where 10 stands for 0")
+    return images, labels
 
 
 def read_tiny_imagenet(root: Path, parts: Parts) -> Raw:
     """Tiny ImageNet: train/<id>/images, and val with its annotations, which serves as test."""
     folder = root / "tiny-imagenet-200"
-    lines = [line.split("\t") for line in _file(folder, "val/val_annotations.txt").read_text().splitlines()]
+    annotated = _annotations(_file(folder, "val/val_annotations.txt"))
     listed = folder / "wnids.txt"
-    ids = sorted(listed.read_text().split() if listed.is_file() else {line[1] for line in lines})
+    ids = sorted(listed.read_text().split() if listed.is_file() else {name for _, name in annotated})
     number = {name: k for k, name in enumerate(ids)}
+    for line, (_, name) in enumerate(annotated, start=1):
+        if name not in number:
+            raise DataError(
+                f"{folder / 'val/val_annotations.txt'}: line {line} names the class {name!r}, which wnids.txt does "
+                "not; fetch it again"
+            )
     found = {}
     for part in parts:
         if part == "test":
-            paths = [folder / "val" / "images" / line[0] for line in lines]
-            labels = [number[line[1]] for line in lines]
+            paths = [folder / "val" / "images" / file for file, _ in annotated]
+            labels = [number[name] for _, name in annotated]
         else:
-            paths = [path for name in ids for path in sorted((folder / "train" / name / "images").iterdir())]
+            folders = [_file(folder, f"train/{name}/images") for name in ids]
+            paths = [path for each in folders for path in sorted(each.iterdir())]
             labels = [number[path.parent.parent.name] for path in paths]
         found[part] = Split(read_images(paths, channels=3), torch.tensor(labels))
     notes = ("test is the official validation set: the labels of the official test set are not public",)
     return Raw(found, "classification", tuple(ids), notes=notes)
+
+
+def _annotations(path: Path) -> list[tuple[str, str]]:
+    """Pictures and their classes, a line each."""
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        file, _, rest = line.partition("\t")
+        name = rest.split("\t")[0]
+        if not name or not file or Path(file).name != file:
+            raise DataError(f"{path}: line {number} is not a picture and its class; fetch it again")
+        found.append((file, name))
+    return found
 
 
 def read_corruption(root: Path, folder: str, corruption: str, severity: int, classes: tuple[str, ...]) -> Raw:
@@ -183,9 +213,14 @@ def read_uci(root: Path, name: str, split: int) -> Raw:
     if not 0 <= split < splits:
         raise DataError(f"uci/{name} has the splits 0 to {splits - 1}; got split={split}")
     table = _numbers(folder / "data.txt")
-    features = _numbers(folder / "index_features.txt").astype(int)
-    target = int(_numbers(folder / "index_target.txt").item())
-    rows = {part: _numbers(folder / f"index_{part}_{split}.txt").astype(int) for part in ("train", "test")}
+    if table.ndim != 2:
+        raise DataError(f"{folder / 'data.txt'}: expected rows and columns; got shape {table.shape}")
+    features = _columns(folder / "index_features.txt", table.shape[1])
+    targets = _columns(folder / "index_target.txt", table.shape[1])
+    if len(targets) != 1:
+        raise DataError(f"{folder / 'index_target.txt'} names {len(targets)} columns; expected one")
+    target = int(targets[0])
+    rows = {part: _whole_numbers(folder / f"index_{part}_{split}.txt") for part in ("train", "test")}
     if not np.array_equal(np.sort(np.concatenate(list(rows.values()))), np.arange(len(table))):
         raise DataError(
             f"{folder}: split {split} does not name each of the {len(table)} rows once; fetch it again"
@@ -196,6 +231,24 @@ def read_uci(root: Path, name: str, split: int) -> Raw:
     }
     frame = pandas.DataFrame(table[:, features], columns=[f"x{k}" for k in range(len(features))])
     return Raw(parts, "regression", frame=frame, notes=(f"standard split {split} of {splits}",))
+
+
+def _columns(path: Path, columns: int) -> np.ndarray:
+    """Numbers of columns of a table."""
+    found = _whole_numbers(path)
+    for column in found:
+        if not 0 <= column < columns:
+            raise DataError(
+                f"{path} names column {column}, and the table has the columns 0 to {columns - 1}; fetch it again"
+            )
+    return found
+
+
+def _whole_numbers(path: Path) -> np.ndarray:
+    found = _numbers(path).reshape(-1)
+    if not np.array_equal(found, np.round(found)):  # which NaN is not equal to either
+        raise DataError(f"{path}: expected whole numbers; fetch it again")
+    return found.astype(np.int64)
 
 
 def _numbers(path: Path) -> np.ndarray:

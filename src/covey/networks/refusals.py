@@ -125,8 +125,12 @@ def _check_tensors(network: nn.Module) -> None:
     if not any(isinstance(tensor, nn.Parameter) for _, tensor in tensors):
         raise ConversionError("the network has no parameters, so there is nothing to make an ensemble of.")
     for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.device.type != "meta" and not torch.isfinite(tensor).all():
-            count = int((~torch.isfinite(tensor)).sum())
+        if not tensor.is_floating_point() or tensor.device.type == "meta":
+            continue
+        # a buffer may well hold infinities: attention masks do, and observers of ranges that have seen nothing yet
+        broken = ~torch.isfinite(tensor) if isinstance(tensor, nn.Parameter) else torch.isnan(tensor)
+        count = int(broken.sum())
+        if count:
             raise ConversionError(
                 f"{name!r} holds {count} of {tensor.numel()} values that are NaN or infinite; "
                 "repair or re-initialise the network before converting it."

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from covey.seeds import random_states
+
 # Operations that multiply data by a weight: what one would call a layer. Matched on the operator's name.
 _LAYERS = ("mm", "linear", "matmul", "conv", "embedding", "rnn", "lstm", "gru", "einsum", "cdist", "bilinear")
 _ONCE = "embedding_renorm"  # changes a weight in place, and nothing when it is done again
@@ -164,7 +166,10 @@ class _Recorder(TorchDispatchMode):
         """A tensor changed in place: it, and all that share its memory, hold a new value of the same name."""
         self.value(tensor)
         new = self._next()
-        for alias in self._sharing[_memory(tensor)]:
+        sharing = self._sharing.setdefault(_memory(tensor), [])
+        if not any(alias is tensor for alias in sharing):  # it was resized, and has other memory than before
+            sharing.append(tensor)
+        for alias in sharing:
             old = self._value[id(alias)]
             if old in self.trace.names:
                 self.trace.names[new] = self.trace.names[old]
@@ -181,17 +186,28 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        reads = frozenset(self.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
-        before = torch.get_rng_state() if seeded else None
-        out = func(*args, **kwargs)
-        random = before is not None and not torch.equal(before, torch.get_rng_state())
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        reads = frozenset(self.value(tensor) for tensor in given)
+        out, random = _watched(func, args, kwargs, given)
         mutated = _mutated(func, args, kwargs)
         changed = {id(t) for t in mutated}
         written = [self._overwrite(t, str(func)) for t in mutated]
         written += [self.value(t) for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in changed]
         self.trace.ops.append(_Op(str(func), reads, tuple(written), random))
         return out
+
+
+def _watched(func: Any, args: tuple, kwargs: dict[str, Any], given: list[Tensor]) -> tuple[Any, bool]:
+    """What an operator returns, and whether it drew random numbers."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return func(*args, **kwargs), False
+    devices = {tensor.device for tensor in given}
+    if kwargs.get("device") is not None:
+        devices.add(torch.device(kwargs["device"]))
+    before = random_states(devices)
+    out = func(*args, **kwargs)
+    drew = any(not torch.equal(old, new) for old, new in zip(before, random_states(devices), strict=True))
+    return out, drew
 
 
 def _memory(tensor: Tensor) -> int:

@@ -177,14 +177,20 @@ def timings(
     now = time.perf_counter if clock == "wall" else time.process_time
     for _ in range(warmup):
         call()
+    _wait_for_accelerator()
     seconds = []
     for _ in range(repeats):
         start = now()
         call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        _wait_for_accelerator()
         seconds.append(now() - start)
     return seconds
+
+
+def _wait_for_accelerator() -> None:
+    """Calls of an accelerator return before it is done."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def _stored_tensors(module: nn.Module) -> list[Tensor]:

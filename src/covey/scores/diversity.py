@@ -47,7 +47,7 @@ def ambiguity(prediction: Prediction) -> float:
 
 def mean_of_pairs(matrix: Tensor) -> float | None:
     """Mean over pairs of different members; None if any pair is not defined."""
-    same = torch.eye(len(matrix), dtype=torch.bool)
+    same = torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
     mean = float(matrix[~same].mean())
     return None if math.isnan(mean) else mean
 

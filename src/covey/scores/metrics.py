@@ -113,7 +113,7 @@ def reliability(log_probs: Tensor, labels: Tensor, *, bins: int = BINS) -> dict[
     count = every_count[filled]
     confidence_sums = torch.bincount(bin_of, confidence, bins)[filled]
     correct_sums = torch.bincount(bin_of, correct, bins)[filled]
-    left_edges = torch.arange(bins)[filled] / bins
+    left_edges = torch.arange(bins, device=filled.device)[filled] / bins
     return {
         "left": left_edges.tolist(),
         "confidence": (confidence_sums / count).tolist(),

@@ -46,7 +46,7 @@ def detection(test: Tensor, ood: Tensor) -> dict[str, float]:
     # depend on the order alone, so give it ranks; equal values keep equal ranks.
     _, ranks = torch.unique(values, return_inverse=True)
     ranks = ranks.double() / max(1, int(ranks.max()))
-    is_ood = torch.zeros(len(values), dtype=torch.long)
+    is_ood = torch.zeros(len(values), dtype=torch.long, device=values.device)
     is_ood[len(test) :] = 1
     precision = functions.binary_average_precision
     return {

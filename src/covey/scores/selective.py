@@ -29,7 +29,7 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     group_error = torch.bincount(group, errors) / size
     expected_errors = torch.repeat_interleave(group_error, size).cumsum(0)
     samples = len(confidence)
-    taken = torch.arange(1, samples + 1, dtype=torch.float64)
+    taken = torch.arange(1, samples + 1, dtype=torch.float64, device=confidence.device)
     return taken / samples, expected_errors / taken
 
 
@@ -39,7 +39,7 @@ def selective_scores(confidence: Tensor, correct: Tensor) -> dict[str, float]:
     scores = {"aurc": float(risk.mean())}
     for wanted in COVERAGES:
         # A hair less, because a coverage such as 19/20 is not exactly 0.95.
-        reached = torch.tensor(wanted - 1e-9, dtype=torch.float64)
+        reached = torch.tensor(wanted - 1e-9, dtype=torch.float64, device=coverage.device)
         at = int(torch.searchsorted(coverage, reached))
         percent = round(100 * wanted)
         scores[f"accuracy_at_{percent}"] = float(1 - risk[at])

@@ -15,6 +15,7 @@ from covey.data import Data
 from covey.ensemble import Ensemble
 from covey.layout import Layout
 from covey.method import Method, Training
+from covey.seeds import random_state_kept
 from covey.store import save as save_ensemble
 from covey.train import checkpoint, history
 from covey.train.history import History
@@ -66,7 +67,7 @@ def fit(
     recipe, machine = recipe or Recipe(), machine or Machine()
     fabric = launch(machine)
     job = make_job(fabric, network, data, recipe, machine, method, folder, resume=resume)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with random_state_kept(fabric.device):
         state, resumed = _restore(job, network) if resume else (None, None)
         if state is None:
             state = _begin(job, network)

@@ -21,6 +21,7 @@ from covey.losses import LossName
 from covey.method import Method, Training, Turn
 from covey.methods.replicate import Replicate
 from covey.networks.modes import evaluating
+from covey.seeds import random_state_kept
 from covey.train import checkpoint
 from covey.train.alone import Alone
 from covey.train.averaging import averaged, training_inputs
@@ -135,12 +136,20 @@ def build(network: nn.Module | Sequence[nn.Module], method: Method, job: Job) ->
     if isinstance(network, Ensemble):
         return network
     task = {"gaussian": "gaussian", "mse": "regression"}.get(job.loss, "classification")
-    return convert(network, method, example=example(job.data), task=task, seed=job.recipe.seed)
+    first = network if isinstance(network, nn.Module) else network[0]
+    given = example(job.data).to(device_of(first))
+    return convert(network, method, example=given, task=task, seed=job.recipe.seed)
 
 
 def example(data: Data) -> Tensor:
     """Two training samples as a network takes them."""
     return data.prepare(data.train.inputs[:2])
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Where a network's inputs must go."""
+    first = next(network.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def check_state(job: Job, state: State) -> None:
@@ -217,8 +226,7 @@ def _check_turns(turns: Sequence[Turn], recipe: Recipe) -> None:
 
 def _turning(turn: Turn) -> Callable[[Any, Job], Ensemble]:
     def change(ensemble: Ensemble, job: Job) -> Ensemble:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job.recipe.seed)
+        with random_state_kept(ensemble, seed=job.recipe.seed):
             turn.change(ensemble, _one_epoch(job))
         return ensemble
 
@@ -264,13 +272,13 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
     if isinstance(network, Ensemble):
         return "gaussian" if network.task == "gaussian" else "mse"
     with torch.no_grad(), evaluating(network):
-        outputs = network(example(data).to(next(network.parameters()).device))
+        outputs = network(example(data).to(device_of(network)))
     return "gaussian" if outputs.shape[-1] == 2 else "mse"
 
 
 def _check_outputs(job: Job, ensemble: Ensemble) -> None:
     """The network must have an output for each class, or one or two for a number."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), ensemble.evaluating():
+    with torch.no_grad(), random_state_kept(ensemble), ensemble.evaluating():
         outputs = ensemble(example(job.data).to(job.fabric.device), members=[0])
     axis = class_axis(outputs, ensemble.class_dim)
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.loss == "gaussian" else 1)
@@ -314,7 +322,7 @@ def _try(job: Job, ensemble: Ensemble, piece: Microbatch) -> None:
     """Run a piece and leave no trace but the choice of how to run."""
     before = {name: tensor.clone() for name, tensor in running(ensemble).items()}
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with random_state_kept(ensemble):
             losses = run_piece(job, ensemble, piece)
     finally:
         with torch.no_grad():

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from covey.data import train_batch
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
+from covey.seeds import reseed
 from covey.train.batches import PLANS, Microbatch, Share, microbatches
 from covey.train.recipe import Recipe
 from covey.train.samples import fault
@@ -91,7 +92,7 @@ def run_piece(job: Job, ensemble: Ensemble, piece: Microbatch) -> Tensor:
     inputs, targets = train_batch(
         job.data, piece.indices, recipe.augment, seed=recipe.seed, epoch=piece.epoch
     )
-    torch.manual_seed(piece.seed)
+    reseed(piece.seed, device)
     with job.fabric.autocast():
         return ensemble.losses(
             inputs.to(device),

@@ -17,7 +17,7 @@ from covey.data import Data, Split
 from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
 from covey.extras import load
-from covey.seeds import seed_of
+from covey.seeds import reseed, seed_of
 from covey.train.samples import fault
 from covey.train.state import Job, State
 from covey.train.step import as_targets
@@ -41,7 +41,7 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
     device, fabric = job.fabric.device, job.fabric
     sums: Tensor | None = None
     names: list[str] = []
-    torch.manual_seed(seed_of(job.recipe.seed, "validate", epoch, fabric.global_rank))
+    reseed(seed_of(job.recipe.seed, "validate", epoch, fabric.global_rank), device)
     for part in torch.arange(len(split)).split(BATCH)[fabric.global_rank :: fabric.world_size]:
         inputs = job.data.prepare(split.inputs[part]).to(device)
         targets = as_targets(split.targets[part], job.data.task).to(device)

@@ -26,7 +26,7 @@ from covey.networks.initial import fresh
 from covey.networks.layers import Where
 from covey.options import check_least
 from covey.parts.plain import Replicated
-from covey.seeds import seed_of
+from covey.seeds import random_state_kept, seed_of
 from covey.train.prepare import build, single
 from covey.train.recipe import Recipe
 from covey.train.schedules import epoch_of
@@ -193,7 +193,7 @@ def widen(
             f"an ensemble is widened from one member; this {type(ensemble.method).__name__} has {ensemble.members}."
         )
     bodies = ensemble.bodies(ensemble.networks())
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept(ensemble):
         wide = method.build(bodies, method.widened(bodies, ensemble.layout))
     _copy_state(ensemble, wide)
     wide.describe_like(ensemble)
@@ -210,8 +210,7 @@ def perturb_(ensemble: Ensemble, noise: float) -> None:
 
 
 def _vary_(ensemble: Ensemble, noise: float, restart: Where, seed: int) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, "late"))  # not the stream that the network itself was drawn from
+    with random_state_kept(ensemble, seed=seed_of(seed, "late")):  # not the network's own stream
         if noise:
             perturb_(ensemble, noise)
         if restart:

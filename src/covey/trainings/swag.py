@@ -13,6 +13,7 @@ from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
 from covey.method import Method, Training
 from covey.methods.replicate import Replicate
+from covey.seeds import random_state_kept
 from covey.train.averaging import training_inputs
 from covey.train.prepare import single
 from covey.train.recipe import Recipe
@@ -137,8 +138,7 @@ class Gaussian:
         """
         made = [copy.deepcopy(like) for _ in range(count)]
         names = [name for name, _ in like.named_parameters()]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with random_state_kept(like, seed=seed):
             for network in made:
                 drawn = self.draw(names, scale)
                 for name, parameter in network.named_parameters():
