@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         BatchEnsemble,
         DeepEnsemble,
         Hypernetwork,
+        LowRank,
         Masksembles,
         MCDropout,
         Mixture,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         Packed,
         Replicate,
         ShapeShifter,
+        SharedLowRank,
         Slimmable,
         SuperWeights,
     )
@@ -63,6 +65,7 @@ __all__ = [
     "Late",
     "LatePhase",
     "Layout",
+    "LowRank",
     "MCDropout",
     "Machine",
     "Masksembles",
@@ -79,6 +82,7 @@ __all__ = [
     "Schedule",
     "ShapeShifter",
     "Share",
+    "SharedLowRank",
     "Single",
     "Slimmable",
     "Snapshot",
@@ -104,8 +108,9 @@ __all__ = [
 _PACKAGES = ("data", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
 _HOMES = {
     "covey.methods": (
-        "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "MCDropout", "MIMO", "Masksembles", "Mixture", "MultiHead",
-        "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "Slimmable", "SuperWeights",
+        "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",
+        "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
+        "SuperWeights",
     ),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),

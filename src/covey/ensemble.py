@@ -51,6 +51,7 @@ class Ensemble(nn.Module):
         seed: of the random choices that conversion made.
         checked: what conversion found out about the members; see `covey.convert(check=...)`.
         runs: how members run in train and in eval mode: "loop", "batched" or "auto".
+        acting: whether weights that can act on activations do; otherwise every member's weights are made.
         temperature: calibrates the probabilities, if it is set.
         conformal: gives sets of classes, if it is set.
     """
@@ -85,6 +86,7 @@ class Ensemble(nn.Module):
         self.temperature: Temperature | None = None
         self.conformal: Conformal | None = None
         self.runs = {"train": "auto", "eval": "auto"}
+        self.acting = True
         self.memory_format = torch.contiguous_format
         self.train(bodies[0].network.training)
 
@@ -277,6 +279,20 @@ class Ensemble(nn.Module):
     def tensors(self, k: int) -> dict[str, Tensor]:
         """Member k's parameters by name, as its parameterizations generate them."""
         return {name: tensor for part in self.parts.values() for name, tensor in part.member(k).items()}
+
+    def acts(self, part: Parameterization) -> bool:
+        """Whether a part's weights act on activations now; a program that is compiled or exported has them made."""
+        return self.acting and part.acts and not torch.compiler.is_compiling()
+
+    def working_tensors(self, k: int) -> dict[str, Tensor]:
+        """Member k's parameters by name, to run it with."""
+        found: dict[str, Tensor] = {}
+        for part in self.parts.values():
+            if self.acts(part):
+                found |= part.acting({name: tensor[0] for name, tensor in part.own([k]).items()})
+            else:
+                found |= part.member(k)
+        return found
 
     def member(self, k: int) -> nn.Module:
         """Member k as a plain network of its own: plain layers, copies of its tensors, no need of covey."""

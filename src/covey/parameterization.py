@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,7 @@ class Parameterization(nn.Module):
     role: str
     varies: bool = True
     gamma: float = 1.0  # factor of the gradient of theta
+    acts: bool = False  # whether `acting` gives weights that act on activations without being made
 
     def member(self, k: int) -> dict[str, Tensor]:
         """Member k's tensors by name."""
@@ -42,6 +43,14 @@ class Parameterization(nn.Module):
         """Several members' tensors by name, each (len(members), *shape)."""
         each = [self.member(k) for k in members]
         return {name: torch.stack([tensors[name] for tensors in each]) for name in self.names}
+
+    def own(self, members: Sequence[int]) -> dict[str, Tensor]:
+        """Where weights act: what the members own, each (len(members), ...), under names that `acting` knows."""
+        raise NotImplementedError
+
+    def acting(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where weights act: one member's tensors by name, from its rows of `own`; equal to `member` in every use."""
+        raise NotImplementedError
 
     def groups(self) -> list[Group]:
         """Every parameter, in exactly one group."""

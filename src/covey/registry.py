@@ -37,6 +37,8 @@ OWN_METHODS: dict[str, str] = {
     "masksembles": "covey.methods.masksembles:Masksembles",
     "mimo": "covey.methods.mimo:MIMO",
     "mc-dropout": "covey.methods.mc_dropout:MCDropout",
+    "low-rank": "covey.methods.low_rank:LowRank",
+    "shared-low-rank": "covey.methods.shared_low_rank:SharedLowRank",
     "hypernetwork": "covey.methods.hypernetwork:Hypernetwork",
     "mixture": "covey.methods.mixture:Mixture",
     "superweights": "covey.methods.superweights:SuperWeights",

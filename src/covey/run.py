@@ -100,7 +100,7 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     before = buffers.member(row)
     if ensemble.training:
         before |= buffers.copies()
-    tensors = {**ensemble.tensors(k), **before}
+    tensors = {**ensemble.working_tensors(k), **before}
     output = ensemble.call(k, tensors, *given)
     buffers.write(row, before, tensors)
     return output, {name: tensors[name] for name in buffers.changing}
@@ -112,13 +112,18 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
         raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
     buffers, _ = ensemble.buffers_of(0)
     fixed = {n: t for part in ensemble.parts.values() if not part.varies for n, t in part.member(0).items()}
-    varying = {n: t for p in ensemble.parts.values() if p.varies for n, t in p.stacked(members).items()}
+    acting = {label: part for label, part in ensemble.parts.items() if part.varies and ensemble.acts(part)}
+    owned = {label: part.own(members) for label, part in acting.items()}
+    varying: dict[str, Tensor] = {}
+    for label, part in ensemble.parts.items():
+        if part.varies and label not in acting:
+            varying |= part.stacked(members)
     if inputs.count is not None:
         varying = _without_padding(ensemble.skeleton(), varying)
     own = {name: tensor[list(members)] for name, tensor in buffers.own.items()}
     copies = buffers.copies() if ensemble.training else {}
     fixed |= dict(buffers.shared.items())
-    if inputs.count is not None or not varying:
+    if inputs.count is not None or not (varying or owned):
         # members see other data or other random numbers, so each needs a copy of the shared buffers of its own
         own |= {name: torch.stack([tensor] * len(members)) for name, tensor in copies.items()}
     else:
@@ -128,8 +133,16 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     mapped = [leaf for leaf in leaves if isinstance(leaf, Tensor)] if inputs.count is not None else []
 
-    def one(_: Tensor, varying: dict[str, Tensor], own: dict[str, Tensor], mapped: list[Tensor]) -> Any:
+    def one(
+        _: Tensor,
+        varying: dict[str, Tensor],
+        owned: dict[str, dict[str, Tensor]],
+        own: dict[str, Tensor],
+        mapped: list[Tensor],
+    ) -> Any:
         tensors = {**fixed, **varying, **own}
+        for label, part in acting.items():
+            tensors |= part.acting(owned[label])
         given = iter(mapped)
         here = [next(given) if mapped and isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(here, structure)
@@ -142,7 +155,7 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     # the index keeps vmap content where nothing else is mapped
     index = torch.arange(len(members))
     with _batchable_attention(), ensemble.nothing_left_behind():
-        outputs, after = vmap(one, randomness="different")(index, varying, own, mapped)
+        outputs, after = vmap(one, randomness="different")(index, varying, owned, own, mapped)
     if ensemble.training:
         _write_back(ensemble, members, after, {name: fixed[name] for name in copies if name not in own})
     return outputs

@@ -2,6 +2,7 @@
 
 from covey.methods.batch_ensemble import BatchEnsemble
 from covey.methods.hypernetwork import Hypernetwork
+from covey.methods.low_rank import LowRank
 from covey.methods.masksembles import Masksembles
 from covey.methods.mc_dropout import MCDropout
 from covey.methods.mimo import MIMO
@@ -9,6 +10,7 @@ from covey.methods.mixture import Mixture
 from covey.methods.packed import Packed
 from covey.methods.replicate import DeepEnsemble, MultiHead, NormEnsemble, Replicate
 from covey.methods.shapeshifter import ShapeShifter
+from covey.methods.shared_low_rank import SharedLowRank
 from covey.methods.slimmable import Slimmable
 from covey.methods.superweights import SuperWeights
 
@@ -17,6 +19,7 @@ __all__ = [
     "BatchEnsemble",
     "DeepEnsemble",
     "Hypernetwork",
+    "LowRank",
     "MCDropout",
     "Masksembles",
     "Mixture",
@@ -25,6 +28,7 @@ __all__ = [
     "Packed",
     "Replicate",
     "ShapeShifter",
+    "SharedLowRank",
     "Slimmable",
     "SuperWeights",
 ]

@@ -14,6 +14,7 @@ from covey.method import Method
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization
+from covey.parts.acting import RankOneWeight
 from covey.tensors import Tensors, scale_gradient
 
 
@@ -23,12 +24,16 @@ class Shared(Parameterization):
     role = "shared"
     varies = False
 
-    def __init__(self, tensors: Mapping[str, Tensor], notes: Mapping[str, str], gamma: float) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], notes: Mapping[str, str], gamma: float, lr: float = 1.0
+    ) -> None:
         super().__init__()
         self.names = tuple(tensors)
         self.theta = Tensors({name: _parameter(tensor) for name, tensor in tensors.items()})
         self.notes = dict(notes)
-        self.gamma = gamma
+        self.gamma, self.lr = gamma, lr
+        if lr == 0:
+            self.theta.requires_grad_(False)
 
     def member(self, k: int) -> dict[str, Tensor]:
         """The shared tensors."""
@@ -36,7 +41,7 @@ class Shared(Parameterization):
 
     def groups(self) -> list[Group]:
         """One group."""
-        return [Group(list(self.theta.parameters()), "shared")]
+        return [Group(list(self.theta.parameters()), "shared", self.lr)]
 
     def parameter_count(self, name: str) -> int:
         """As many as the network has."""
@@ -114,6 +119,8 @@ class RankOne(Parameterization):
     one is missing it counts as ones. For a grouped convolution r has all input channels.
     """
 
+    acts = True
+
     def __init__(
         self,
         weights: Mapping[str, Tensor],
@@ -143,6 +150,35 @@ class RankOne(Parameterization):
             name: scale_gradient(weight, self.gamma) * self._factor(name, members)
             for name, weight in self.theta.items()
         }
+
+    def own(self, members: Sequence[int]) -> dict[str, Tensor]:
+        """The members' r and s; weights that cannot act, as they are."""
+        found = {}
+        for name, weight in self.theta.items():
+            if not self._acts(name):
+                found[name] = scale_gradient(weight, self.gamma) * self._factor(name, members)
+                continue
+            if name in self.r:
+                found["r " + name] = rows(self.r[name], members)
+            if name in self.s:
+                found["s " + name] = rows(self.s[name], members)
+        return found
+
+    def acting(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights that scale activations."""
+        found = {}
+        for name, weight in self.theta.items():
+            if not self._acts(name):
+                found[name] = own[name]
+                continue
+            shared = scale_gradient(weight, self.gamma)
+            found[name] = RankOneWeight(shared, own.get("r " + name), own.get("s " + name), self.axes[name])
+        return found
+
+    def _acts(self, name: str) -> bool:
+        """A transposed convolution's weight does not."""
+        axes = self.axes[name]
+        return not axes.inputs_first or axes.inputs is None
 
     def _factor(self, name: str, members: Sequence[int]) -> Tensor:
         """The outer products in the weight's shape, (len(members), out, in, 1, ...)."""
@@ -223,6 +259,7 @@ def assemble(
     parts: Mapping[str, Parameterization],
     *,
     gamma: float = 1.0,
+    lr: float = 1.0,
     kind: type[Ensemble] = Ensemble,
 ) -> Ensemble:
     """An ensemble out of what a method makes; tensors of one network that no part makes are shared by all members.
@@ -235,6 +272,7 @@ def assemble(
         layout: what the method decided; its notes go into the coverage table.
         parts: what the method makes, by label. A part without tensors is left out.
         gamma: factor of the gradient of the shared rest.
+        lr: factor of its learning rate; 0 freezes it.
         kind: the class of the ensemble.
     """
     found = {label: part for label, part in parts.items() if part.names}
@@ -242,7 +280,7 @@ def assemble(
         taken = {name for part in parts.values() for name in part.names}
         rest = {n: t for n, t in bodies[0].network.named_parameters() if n not in taken}
         if rest:
-            found["shared"] = Shared(rest, layout.notes, gamma)
+            found["shared"] = Shared(rest, layout.notes, gamma, lr)
     return kind(method, bodies, layout, found)
 
 

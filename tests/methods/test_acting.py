@@ -1,0 +1,174 @@
+"""Weights that act: what they answer, what they keep, and what they make themselves dense for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import covey
+from covey.networks.layers import Axes
+from covey.parts.acting import RankOneWeight, outer
+
+torch.manual_seed(0)
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+# (input, weight, groups): of each kind one where activations are scaled and one where the weight is made and dropped
+LAYERS = {
+    "linear, wide": ((2, 40), (40, 40), 1),
+    "linear, many rows": ((2, 9, 5), (7, 5), 1),
+    "convolution, small picture": ((1, 8, 2, 2), (12, 8, 3, 3), 1),
+    "convolution, large picture": ((4, 8, 6, 6), (12, 8, 3, 3), 1),
+    "grouped": ((1, 8, 2, 2), (12, 4, 3, 3), 2),
+    "depthwise": ((4, 8, 6, 6), (8, 1, 3, 3), 8),
+    "one dimension": ((3, 8, 9), (12, 4, 3), 2),
+}
+
+
+@pytest.mark.parametrize("which", LAYERS)
+def test_values_gradients_and_second_derivatives(which: str) -> None:
+    given, shape, groups = LAYERS[which]
+    inputs = shape[1] * groups
+    x, weight, r, s, bias = found = leaves(given, shape, (inputs,), (shape[0],), (shape[0],))
+    results = []
+    for w in (
+        RankOneWeight(weight, r, s, Axes(shape[0], inputs, groups)),
+        weight * outer(weight, r, s, groups),
+    ):
+        if weight.ndim == 2:
+            y = F.linear(x, w, bias)
+        else:
+            function = F.conv1d if weight.ndim == 3 else F.conv2d
+            y = function(x, w, bias, padding=1, stride=2, groups=groups)
+        first = torch.autograd.grad(y.square().sum(), found, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), found)
+        results.append([y, *first, *second])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("missing", ["r", "s"])
+def test_one_factor_may_be_missing(missing: str) -> None:
+    x, weight, r, s = found = leaves((3, 30), (30, 30), (30,), (30,))
+    factors = {"r": r, "s": s, missing: None}
+    acting = F.linear(x, RankOneWeight(weight, factors["r"], factors["s"], Axes(30, 30)))
+    made = F.linear(x, weight * outer(weight, factors["r"], factors["s"], 1))
+    torch.testing.assert_close(acting, made)
+    used = [t for t in found if t is not {"r": r, "s": s}[missing]]
+    for a, b in zip(
+        torch.autograd.grad(acting.sum(), used), torch.autograd.grad(made.sum(), used), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda w, x: x @ w.T,
+        lambda w, x: torch.einsum("bi,oi->bo", x, w),
+        lambda w, x: (w / w.norm()) @ x.T,
+        lambda w, x: F.linear(w, x),
+        lambda w, x: w.reshape(-1)[3] * x,
+        lambda w, x: F.conv2d(x.view(1, 1, 3, 6), w[:2, :3].view(2, 1, 3, 1), padding="same"),
+        lambda w, x: torch.cat([w, x]),
+    ],
+)
+def test_whatever_else_is_done_gets_the_weight(use) -> None:
+    x, weight, r, s = found = leaves((3, 6), (5, 6), (6,), (5,))
+    made = use(weight * outer(weight, r, s, 1), x)
+    acting = use(RankOneWeight(weight, r, s, Axes(5, 6)), x)
+    assert type(acting) is Tensor
+    for a, b in zip(torch.autograd.grad(acting.sum(), found, allow_unused=True),
+                    torch.autograd.grad(made.sum(), found, allow_unused=True), strict=True):  # fmt: skip
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(acting, made)
+
+
+def test_attention_s_packed_projection_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    r, s = leaves((8,), (24,))
+    weight = attention.in_proj_weight
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    made = functional_call(attention, {"in_proj_weight": weight * outer(weight, r, s, 1)}, (x, x, x))[0]
+    monkeypatch.setattr(RankOneWeight, "dense", lambda self: pytest.fail("the weight was made"))
+    acting = functional_call(
+        attention, {"in_proj_weight": RankOneWeight(weight, r, s, Axes(24, 8))}, (x, x, x)
+    )[0]
+    torch.testing.assert_close(acting, made)
+
+
+def kept(model: nn.Module, x: Tensor) -> int:
+    """Numbers that a step keeps for the backward pass, parameters excepted."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model(x)
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        (covey.BatchEnsemble(members=3), 0.1),
+        (covey.Masksembles(members=3), 0.1),
+        (covey.LowRank(members=3, rank=2), 0.1),
+        (covey.SharedLowRank(members=3, rank=2), 0.1),
+    ],
+)
+@pytest.mark.parametrize("kind", ["linear", "convolutions"])
+def test_members_weights_are_not_kept(method: covey.Method, most: float, kind: str) -> None:
+    if kind == "linear":
+        network: nn.Module = nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)
+        )
+        x = torch.randn(8, 64)
+    else:
+        network = nn.Sequential(
+            nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 4)
+        )
+        x = torch.randn(2, 3, 8, 8)
+    size = sum(p.numel() for p in network.parameters())
+    ensemble = covey.convert(network, method, example=x).train()
+    ensemble.run = "loop"
+    above = (kept(ensemble, x) - 3 * kept(network, x)) / 3 / size
+    assert above <= most
+    if isinstance(method, covey.BatchEnsemble):
+        ensemble.acting = False
+        assert (kept(ensemble, x) - 3 * kept(network, x)) / 3 / size > 0.9
+
+
+@pytest.mark.parametrize("method", [covey.BatchEnsemble(members=2), covey.LowRank(members=2, rank=2)])
+def test_in_half_precision_both_forms_agree(method: covey.Method) -> None:
+    torch.manual_seed(1)
+    network = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 16), nn.ReLU(), nn.Linear(16, 3)
+    )
+    x = torch.randn(4, 1, 8, 8)
+    ensemble = covey.convert(network, method, example=x).train()
+    for run in ("loop", "batched"):
+        ensemble.run = run
+        results = []
+        for acting in (True, False):
+            ensemble.acting = acting
+            ensemble.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = ensemble(x)
+            assert outputs.dtype == torch.bfloat16 or run == "batched"  # vmap adds biases as they are
+            outputs.float().square().sum().backward()
+            results.append([outputs.float(), *(p.grad for p in ensemble.parameters() if p.grad is not None)])
+        assert all(g.dtype == torch.float32 for g in results[0])
+        for a, b in zip(*results, strict=True):  # bfloat16 has 8 bits, and sums run in another order
+            assert (a - b).abs().max() <= 0.05 * max(1e-3, b.abs().max())
