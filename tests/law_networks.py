@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import stranger  # noqa: F401  a method of somebody else's, under the laws like covey's own
+from vision import declare_operators
 
 
 class ConvNet(nn.Module):
@@ -171,6 +172,7 @@ def _mlp() -> nn.Module:
 
 
 def _bert() -> nn.Module:
+    declare_operators()
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=17, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         SharedLowRank,
         Slimmable,
         SuperWeights,
+        TabM,
     )
     from covey.scores import anytime, evaluate
     from covey.train import History, Machine, Recipe, Schedule, fit
@@ -87,6 +88,7 @@ __all__ = [
     "Slimmable",
     "Snapshot",
     "SuperWeights",
+    "TabM",
     "Training",
     "Turn",
     "__version__",
@@ -110,7 +112,7 @@ _HOMES = {
     "covey.methods": (
         "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",
         "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
-        "SuperWeights",
+        "SuperWeights", "TabM",
     ),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),

@@ -34,6 +34,7 @@ OWN_METHODS: dict[str, str] = {
     "multi-head": "covey.methods.replicate:MultiHead",
     "norm-ensemble": "covey.methods.replicate:NormEnsemble",
     "batch-ensemble": "covey.methods.batch_ensemble:BatchEnsemble",
+    "tabm": "covey.methods.tabm:TabM",
     "masksembles": "covey.methods.masksembles:Masksembles",
     "mimo": "covey.methods.mimo:MIMO",
     "mc-dropout": "covey.methods.mc_dropout:MCDropout",

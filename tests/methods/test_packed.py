@@ -4,6 +4,8 @@ import copy
 import functools
 import importlib.util
 import math
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import covey
 from covey import zoo
@@ -401,3 +404,265 @@ def test_costs_of_table_10(capsys: Any) -> None:
         digits = 1 if adds == 65.4 else 2
         assert round(counted[row][1], digits) == adds, row
     assert "59.1" in capsys.readouterr().out
+
+
+# --- networks of strangers as one ----------------------------------------------------------------------------------
+
+
+class NormedByHand(nn.Module):
+    """Calls batch norm as a function, counts batches itself, and reads a constant that its code makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.head = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 6, 3), nn.Linear(6, 4)
+        self.norm = nn.BatchNorm2d(6)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        if self.training:
+            self.seen.add_(1)
+        h = self.conv(self.stem(x).relu())
+        h = F.batch_norm(
+            h, norm.running_mean, norm.running_var, norm.weight, norm.bias, self.training, norm.momentum
+        )
+        h = h * (norm.running_var * 2 + 1).view(1, -1, 1, 1) + torch.tensor([0.5], dtype=x.dtype)
+        return self.head(h.mean((2, 3)))
+
+
+class WithOptions(nn.Module):
+    """Takes a flag, and a mask that may be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, twice: bool = False) -> Tensor:
+        h = self.first(x).relu()
+        if mask is not None:
+            h = h * mask
+        if twice:
+            h = h + h
+        return self.last(h)
+
+
+class WithWeights(nn.Module):
+    """Asks attention for its weights too, and gives its mask by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        mask = (h.mean(-1) > 10).detach()
+        mixed, weights = self.attention(h, h, h, key_padding_mask=mask)
+        alone, _ = self.attention(query=h, key=h, value=h, need_weights=False)
+        return self.last(weights @ mixed + alone).mean(1)
+
+
+@torch.fx.wrap
+def dropped_samples(h: Tensor) -> Tensor:
+    noise = torch.empty([h.shape[0], 1], dtype=h.dtype)
+    return h * noise.bernoulli_(0.5)
+
+
+class Fused(nn.Module):
+    """Attention as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 24), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.first(x).reshape(x.shape[0], x.shape[1], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return self.last(mixed.transpose(1, 2).reshape(x.shape[0], x.shape[1], 8))
+
+
+class Noisy(nn.Module):
+    """Drops features of its input, and drops samples as stochastic depth does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(F.dropout(x, 0.5, self.training))
+        if self.training:
+            noise = torch.empty([h.shape[0], 1], dtype=h.dtype)
+            noise = noise.bernoulli_(0.5)
+            h = dropped_samples(h * noise)
+        return self.last(h)
+
+
+def _members(make: Callable[[], nn.Module], count: int = 3) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [make().double() for _ in range(count)]
+
+
+PACKS: dict[str, tuple[Callable[[], nn.Module], tuple, dict[str, Any]]] = {
+    "a batch norm by hand": (NormedByHand, (torch.randn(4, 2, 8, 8).double(),), {}),
+    "a flag": (WithOptions, (torch.randn(4, 6).double(),), {"twice": True}),
+    "a mask": (WithOptions, (torch.randn(4, 6).double(), torch.rand(4, 1).double()), {}),
+    "attention as a function": (Fused, (torch.randn(4, 5, 6).double(),), {}),
+    "attention weights": (WithWeights, (torch.randn(4, 5, 6).double(),), {}),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.Linear(6, 8), spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 4)),
+        (torch.randn(4, 6).double(),),
+        {},
+    ),
+    "pooling over members": (
+        lambda: nn.Sequential(nn.Conv2d(2, 6, 3), nn.Flatten(2), nn.LazyLinear(4), nn.MaxPool1d(2)),
+        (torch.randn(4, 2, 8, 8).double(),),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PACKS)
+def test_strangers_pack_in_both_modes(name: str) -> None:
+    make, args, kwargs = PACKS[name]
+    members = _members(make)
+    for member in members:
+        member(*args, **kwargs)
+    packed = pack(copy.deepcopy(members), args, kwargs)
+    for training in (False, True, True, False):
+        expected = torch.stack([member.train(training)(*args, **kwargs) for member in members])
+        found = packed.train(training)(*args, **kwargs)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    if name != "spectral norm":  # torch does not pickle reparametrised layers
+        again = pickle.loads(pickle.dumps(packed))
+        assert torch.equal(again(*args, **kwargs), packed(*args, **kwargs))
+
+
+class OnInputAndBeyond(nn.Module):
+    """One layer on the input, which members share, and on what it gave, which is each member's own."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x).relu()).flatten(1)
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(6, 6), lambda: nn.Conv1d(6, 6, 3, padding=1)])
+def test_a_layer_in_two_packed_forms_stays_one(layer: Callable[[], nn.Module]) -> None:
+    members = _members(lambda: OnInputAndBeyond(layer()))
+    x = torch.randn(4, 6, 6).double()
+    packed = pack(members, (x,), {})
+    for module in (*members, packed):
+        module(x).square().sum().backward()
+        torch.optim.SGD(module.parameters(), 0.1).step()
+    torch.testing.assert_close(packed(x), torch.stack([member(x) for member in members]))
+    count = sum(p.numel() for p in members[0].parameters())
+    assert sum(p.numel() for p in packed.parameters()) == len(members) * count
+
+
+def test_a_layer_whose_packed_forms_cannot_be_one_is_refused() -> None:
+    members = _members(lambda: OnInputAndBeyond(nn.ConvTranspose1d(6, 6, 3, padding=1)))
+    with pytest.raises(ConversionError, match=r"layer 'layer' is used in two ways.*ensemble as it is"):
+        pack(members, (torch.randn(4, 6, 6).double(),), {})
+
+
+def test_a_tensor_that_would_become_two_is_refused() -> None:
+    class Language(nn.Module):
+        """Its answers are the products with the words' vectors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.layer = nn.Embedding(9, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(self.words(x)).to(self.layer.weight.dtype)
+            return F.linear(h, self.words.weight)
+
+    with pytest.raises(ConversionError, match=r"'words.weight' is used by its layer and by itself.*as it is"):
+        pack(_members(Language), (torch.randint(0, 9, (4, 5)),), {})
+
+
+def test_a_packed_network_holds_to_the_flag_it_was_packed_with() -> None:
+    x = torch.randn(4, 6).double()
+    packed = pack(_members(WithOptions), (x,), {"twice": True})
+    with pytest.raises(OptionError, match=r"packed with twice=True and keeps to it; got False"):
+        packed(x, twice=False)
+
+
+def test_packed_members_draw_random_numbers_of_their_own() -> None:
+    torch.manual_seed(0)
+    x = torch.ones(64, 6).double()
+    member = Noisy().double()
+    packed = pack([copy.deepcopy(member), copy.deepcopy(member)], (x,), {}).train()
+    first, second = packed(x)
+    kept = [(each - member.last.bias).abs().sum(1) > 1e-9 for each in (first, second)]
+    assert (kept[0] != kept[1]).any()
+    both = kept[0] & kept[1]
+    assert not torch.allclose(first[both], second[both])
+    packed.eval()
+    torch.testing.assert_close(packed(x)[1], member.eval()(x))
+
+
+def test_hooks_are_not_lost_without_a_word() -> None:
+    x = torch.randn(4, 6).double()
+    members = _members(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)))
+    members[0][0].register_forward_hook(lambda module, args, output: output * 2)
+    with pytest.raises(ConversionError, match=r"module '0' has a hook.*Remove it first"):
+        pack(members, (x,), {})
+
+
+class Counting(nn.Module):
+    """Answers by a number that tracing cannot see."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counting.calls += 1
+        return self.last(self.first(x) * Counting.calls)
+
+
+def test_a_packed_network_that_answers_otherwise_is_refused() -> None:
+    x = torch.randn(4, 6).double()
+    with pytest.raises(
+        ConversionError, match=r"answers otherwise than its members do in eval mode: it is off by"
+    ):
+        pack(_members(Counting), (x,), {})
+
+
+def test_inputs_may_be_nested_or_any_number() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+
+        def forward(self, parts: list[Tensor], *more: Tensor, **options: Any) -> Tensor:
+            both = parts[0] + parts[1] * more[0]
+            return self.layer(both * options["scale"] if options["scaled"] else both)
+
+    x = torch.randn(4, 6).double()
+    members = _members(Nested)
+    options = {"scale": torch.rand(4, 1).double(), "scaled": True}
+    packed = pack(members, ([x, x], x), options)
+    expected = torch.stack([member([x, x], x, **options) for member in members])
+    torch.testing.assert_close(packed([x, x], x, **options), expected)
+
+
+def test_what_breaks_while_packing_is_explained() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return torch.unique(h) + h.sum()
+
+    x = torch.randn(4, 6).double()
+    with pytest.raises(ConversionError, match=r"cannot be packed into one: .*ensemble as it is"):
+        pack(_members(Broken), (x,), {})

@@ -13,6 +13,7 @@ from covey.methods.shapeshifter import ShapeShifter
 from covey.methods.shared_low_rank import SharedLowRank
 from covey.methods.slimmable import Slimmable
 from covey.methods.superweights import SuperWeights
+from covey.methods.tabm import TabM
 
 __all__ = [
     "MIMO",
@@ -31,4 +32,5 @@ __all__ = [
     "SharedLowRank",
     "Slimmable",
     "SuperWeights",
+    "TabM",
 ]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covey.surgery.packed_functions import row, stacked
 from covey.surgery.torch_internals import (
     has_joint_projection,
     map_leaves,
@@ -282,22 +283,23 @@ class PerMember(nn.Module):
         self.mapped = list(mapped)
         self.keywords = dict(keywords)
 
+    @property
+    def call(self) -> tuple:
+        """How it is called."""
+        return self.mapped, self.keywords
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call each member's layer on its own row of the mapped arguments and stack what it returns."""
         answers = []
         for k, layer in enumerate(self.layers):
             given = []
             for value, is_mapped in zip(args, self.mapped, strict=True):
-                given.append(_row(value, k) if is_mapped else value)
+                given.append(row(value, k) if is_mapped else value)
             named = {}
             for name, value in kwargs.items():
-                named[name] = _row(value, k) if self.keywords[name] else value
+                named[name] = row(value, k) if self.keywords[name] else value
             answers.append(layer(*given, **named))
-        return map_leaves(lambda *each: torch.stack(each), *answers)
-
-
-def _row(value: Any, k: int) -> Any:
-    return map_leaves(lambda tensor: tensor[k], value)
+        return map_leaves(stacked, *answers)
 
 
 # --- plain layers with more channels -----------------------------------------------------------------------------

@@ -10,13 +10,17 @@ A member's tensor of (B, C, ...) is found in the packed network in one of these 
 
 from __future__ import annotations
 
+import itertools
 from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+
+from covey.errors import ConversionError
 
 Layout = str | int
 Nodes = dict[Node, Node]
@@ -33,10 +37,25 @@ class Packer:
         members: the members' networks.
         shapes: what each node's tensor looks like for one member on the example, by the node's name.
         root: gets the packed layers; the graphs for training and evaluating share it.
+        traced: one member as torch.fx traced it, which holds the constants that its code makes.
+        forms: the name of the packed layer that each of the old network's layers became, by its path; the graphs
+            share it too.
+        bare: paths of the tensors that the network's code reads by themselves; likewise.
     """
 
-    def __init__(self, members: list[nn.Module], shapes: dict[str, Any], root: nn.Module) -> None:
+    def __init__(
+        self,
+        members: list[nn.Module],
+        shapes: dict[str, Any],
+        root: nn.Module,
+        traced: nn.Module,
+        forms: dict[str, str],
+        bare: set[str],
+    ) -> None:
         self.members = members
+        self.traced = traced
+        self.forms = forms
+        self.bare = bare
         self.count = len(members)
         self.shapes = shapes
         self.root = root
@@ -105,6 +124,16 @@ class Packer:
         """Write a call of a function."""
         return self.graph.call_function(function, args)
 
+    def module(self, name: str, module: Any, *args: Any, **kwargs: Any) -> Node:
+        """Write a call of a module without tensors; one that does the same may be there already."""
+        for number in itertools.count():
+            numbered = f"{name}_{number}"
+            if not hasattr(self.root, numbered):
+                self.root.add_module(numbered, module)
+            if module.does_as(getattr(self.root, numbered)):
+                return self.graph.call_module(numbered, args, kwargs)
+        raise AssertionError
+
     def translate(self, value: Any, change: Callable[[Node], Node] | None = None) -> Any:
         """An argument with the old graph's nodes replaced by the new one's, or by what `change` makes of them."""
         if change is None:
@@ -135,11 +164,61 @@ class Packer:
 
         A layer that the old network calls twice is added once, so what is called twice stays one layer.
         """
-        name = new_name(node) + suffix
-        if not hasattr(self.root, name):
-            self.root.add_module(name, module)
+        name = self._place(new_name(node) + suffix, module)
+        path = str(node.target)
+        self.forms.setdefault(path, name)
+        self._check_one_copy()
+        if self.forms[path] != name and not _tied(getattr(self.root, self.forms[path]), module):
+            raise ConversionError(
+                f"the network cannot be packed into one: its layer {path!r} is used in two ways, which need packed "
+                "layers of two kinds. Use the ensemble as it is (run='loop' or 'batched')."
+            )
         made = self.graph.call_module(name, args, kwargs)
         self.put(node, made, layout)
+
+    def read(self, path: str) -> None:
+        """Remember that the network's code reads a tensor by itself, without calling the layer that holds it."""
+        self.bare.add(path)
+        self._check_one_copy()
+
+    def _check_one_copy(self) -> None:
+        """A tensor that is read by itself and used by its layer too would be two in the packed network."""
+        for path in self.bare:
+            parts = path.split(".")
+            holders = {".".join(parts[:end]) for end in range(1, len(parts))}
+            if holders & self.forms.keys():
+                raise ConversionError(
+                    f"the network cannot be packed into one: {path!r} is used by its layer and by itself, and would "
+                    "become two tensors. Use the ensemble as it is (run='loop' or 'batched')."
+                )
+
+    def _place(self, name: str, module: nn.Module) -> str:
+        """Put a layer under this name, or under the next that is free or holds the same."""
+        for number in itertools.count():
+            numbered = f"{name}_{number}" if number else name
+            if not hasattr(self.root, numbered):
+                self.root.add_module(numbered, module)
+                return numbered
+            if _same_form(getattr(self.root, numbered), module):
+                return numbered
+        raise AssertionError
+
+
+def _same_form(there: Any, module: Any) -> bool:
+    """Whether two packed forms of one layer are called in the same way."""
+    return type(there) is type(module) and getattr(there, "call", None) == getattr(module, "call", None)
+
+
+def _tied(there: nn.Module, module: nn.Module) -> bool:
+    """Let two packed forms of one layer, such as a dense and a grouped convolution, have the same tensors."""
+    own = {**dict(there.named_parameters()), **dict(there.named_buffers())}
+    others = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if own.keys() != others.keys() or not all(torch.equal(own[name], others[name]) for name in own):
+        return False
+    for name, tensor in own.items():
+        path, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(path), leaf, tensor)
+    return True
 
 
 def new_name(node: Node) -> str:

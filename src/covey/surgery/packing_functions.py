@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Node
 
 from covey.errors import ConversionError
@@ -80,6 +81,33 @@ _OVER_SPACE = (
     "max_pool3d",
 )
 _QUESTIONS = ("size", "dim", "getattr")
+_DROPOUTS = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_dropout",
+    "feature_alpha_dropout",
+)
+_RANDOM = (
+    *_DROPOUTS,
+    "bernoulli",
+    "bernoulli_",
+    "exponential_",
+    "multinomial",
+    "normal",
+    "normal_",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "rrelu",
+    "uniform_",
+)
 
 
 @dataclass(frozen=True)
@@ -126,14 +154,32 @@ def pack_function(
     call = FunctionCall(node, function, inputs, layouts)
     if name in _QUESTIONS and inputs:
         _answer_question(packer, call, name)
-    elif not inputs:
-        packer.copy(node, VALUE)
-    elif layouts == {SHARED}:
-        packer.copy(node, SHARED)
+    elif layouts <= {SHARED} and _draws(node, name):
+        _draw_for_each(packer, call)
+    elif layouts <= {SHARED}:
+        packer.copy(node, SHARED if inputs or packer.is_tensor(node) else VALUE)
     else:
         rule = _RULES.get(name)
         if rule is None or not rule(packer, call):
             _apply_over_members(packer, node, function)
+
+
+def _draws(node: Node, name: str) -> bool:
+    """Whether a function draws random numbers, as dropout does in train mode only."""
+    if name in _DROPOUTS:
+        return argument(node, 2, "training", True) is not False
+    return name in _RANDOM
+
+
+def _draw_for_each(packer: Packer, call: FunctionCall) -> None:
+    """Random numbers that all members would share are drawn once for each instead."""
+    draw = packed_functions.ForEachMember(call.function, packer.count)
+    args = packer.translate(call.node.args)
+    kwargs = packer.translate(dict(call.node.kwargs))
+    made = packer.module("for_each_member", draw, *args, **kwargs)
+    packer.put(call.node, made, FRONT)
+    if str(call.node.target).endswith("_"):  # in place, so the tensor is the members' own from here on
+        packer.put(call.source, made, FRONT)
 
 
 # --- questions about a tensor ------------------------------------------------------------------------------------
@@ -150,11 +196,9 @@ def _answer_question(packer: Packer, call: FunctionCall, name: str) -> None:
     if question not in ("shape", "size", "dim", "ndim"):
         _apply_over_members(packer, node, getattr)
         return
-    ask = packed_functions.MemberShape(layout, packer.count)
-    answer = packer.function(ask, packer.new[call.source])
-    if question in ("dim", "ndim"):
-        answer = packer.function(len, answer)
-    elif question == "size" and len(node.args) > 1:
+    ask = packed_functions.MemberShape(layout, packer.count, counted=question in ("dim", "ndim"))
+    answer = packer.module("member_shape", ask, packer.new[call.source])
+    if question == "size" and len(node.args) > 1:
         answer = packer.function(operator.getitem, answer, node.args[1])
     packer.put(node, answer, VALUE)
 
@@ -290,6 +334,27 @@ def _tuple_item(packer: Packer, call: FunctionCall) -> bool:
     return True
 
 
+def _batch_norm(packer: Packer, call: FunctionCall) -> bool:
+    """One norm over M times the channels; its statistics are views of the members', so they change with it."""
+    args = list(call.node.args)
+    given = [argument(call.node, place, name) for place, name in enumerate(_BATCH_NORM_TENSORS)]
+    x, mean, variance, weight, bias = given
+    is_known = all(statistic is None or packer.layout[statistic] == FRONT for statistic in (mean, variance))
+    if not is_known or packer.rank(x) < 2:
+        return False
+    sides: list[Node | None] = [packer.side(x, 1)]
+    for tensor in (mean, variance, weight, bias):
+        sides.append(None if tensor is None else packer.side(tensor, 0))
+    rest = packer.translate(tuple(args[5:]))
+    options = {name: value for name, value in call.node.kwargs.items() if name not in _BATCH_NORM_TENSORS}
+    made = packer.graph.call_function(F.batch_norm, (*sides, *rest), packer.translate(options))
+    packer.put(call.node, made, 1)
+    return True
+
+
+_BATCH_NORM_TENSORS = ("input", "running_mean", "running_var", "weight", "bias")
+
+
 def _attention(packer: Packer, call: FunctionCall) -> bool:
     query_key_value = call.node.args[:3]
     if not all(map(packer.has_members, query_key_value)):
@@ -321,7 +386,7 @@ def _apply_over_members(packer: Packer, node: Node, function: Callable[..., Any]
     for value in values:
         _check_not_mixed(packer, node, value)
     over = packed_functions.OverMembers(function, tuple(in_dims), tuple(node.kwargs))
-    made = packer.function(over, *fronts)
+    made = packer.module("over_members", over, *fronts)
     packer.put(node, made, FRONT)
 
 
@@ -345,6 +410,7 @@ _RULES: dict[str, Rule] = {
     "cat": _concatenation,
     "concat": _concatenation,
     "getitem": _tuple_item,
+    "batch_norm": _batch_norm,
     "scaled_dot_product_attention": _attention,
     "setitem": _assignment,
     "__setitem__": _assignment,

@@ -130,6 +130,9 @@ def _first_tensor(node: Node) -> Node | None:
 
 
 def _rule_for(layer: nn.Module) -> Rule | None:
+    """The rule for a layer of torch's; one that does something else with its weights first has none."""
+    if not type(layer).__module__.startswith("torch.nn.modules."):
+        return None
     for kinds, rule in _rules():
         if isinstance(layer, kinds):
             return rule
@@ -188,7 +191,7 @@ def _embedding(call: LayerCall) -> bool:
 
 
 def _attention(call: LayerCall) -> bool:
-    if call.rank != 3 or not _is_plain_attention(call.node, call.first):
+    if call.rank != 3 or not _is_plain_attention(call):
         return False
     inputs = []
     for place, value in enumerate(call.node.args):
@@ -201,15 +204,14 @@ def _attention(call: LayerCall) -> bool:
     return call.becomes(layer, 2, *inputs, kwargs=options)
 
 
-def _is_plain_attention(node: Node, layer: nn.MultiheadAttention) -> bool:
-    """Whether a packed attention gives what is asked of this one: no weights, and nothing added to keys."""
-    if layer.bias_k is not None or layer.add_zero_attn:
+def _is_plain_attention(call: LayerCall) -> bool:
+    """Whether a packed attention gives what is asked of this one: no weights, nothing added to keys, shared masks."""
+    if call.first.bias_k is not None or call.first.add_zero_attn:
         return False
-    for user in node.users:
-        asks_for_weights = user.target is operator.getitem and user.args[1] != 0
-        if asks_for_weights:
-            return False
-    return True
+    by_position, by_name = call.node.args, call.node.kwargs
+    if len(by_position) < 3 or any(map(call.packer.has_members, [*by_position[3:], *by_name.values()])):
+        return False
+    return all(user.target is operator.getitem and user.args[1] == 0 for user in call.node.users)
 
 
 def _encoder_layer(call: LayerCall) -> bool:

@@ -24,6 +24,7 @@ from covey.zoo.densenet import DenseNet
 from covey.zoo.lstm import LSTM
 from covey.zoo.mlp import MLP
 from covey.zoo.mobilenet import MobileNetV2
+from covey.zoo.numbers import PiecewiseLinear, quantile_edges
 from covey.zoo.pyramidnet import PyramidNet
 from covey.zoo.resnet import ResNet
 from covey.zoo.vit import ViT
@@ -37,12 +38,14 @@ __all__ = [
     "DenseNet",
     "MobileNetV2",
     "Network",
+    "PiecewiseLinear",
     "PyramidNet",
     "ResNet",
     "ViT",
     "WideResNet",
     "create",
     "find",
+    "quantile_edges",
 ]
 
 Option: TypeAlias = int | float | bool | str | Sequence[int] | None
