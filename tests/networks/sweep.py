@@ -28,6 +28,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
@@ -128,9 +129,8 @@ def _awaited(pipe: Connection, worker: Any, network: Network, method: str) -> Ve
 def _work(network: Network, wanted: Sequence[str], pipe: Connection) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno()
-    )  # torch's own reports of what it then raises
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)  # torch itself reports much of what it then raises
     for method in wanted:
         pipe.send(judge(network, method))
     pipe.close()

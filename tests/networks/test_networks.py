@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import every, importable
+import verdicts
+from catalogue import Network, every, importable
+from checks import Case
 from page import written
 from sweep import main, stored
 from torch import Tensor, nn
@@ -79,15 +81,22 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_a_member_that_answers_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    member = covey.Ensemble.member
+    converted = verdicts.converted
 
-    def twice_the_bias(ensemble: covey.Ensemble, k: int) -> nn.Module:
-        plain = member(ensemble, k)
-        with torch.no_grad():
-            plain[-1].bias.add_(1e-3)
-        return plain
+    def with_other_members(network: Network, method: str) -> tuple[Case, float]:
+        case, seconds = converted(network, method)
+        member = case.ensemble.member
 
-    monkeypatch.setattr(covey.Ensemble, "member", twice_the_bias)
+        def shifted(k: int) -> nn.Module:
+            plain = member(k)
+            with torch.no_grad():
+                plain[-1].bias.add_(1e-3)
+            return plain
+
+        case.ensemble.member = shifted
+        return case, seconds
+
+    monkeypatch.setattr(verdicts, "converted", with_other_members)
     found = judge(every()["mlp"], "replicate")
     assert found.verdict == "wrong"
     assert "member 0" in found.reason
