@@ -11,6 +11,8 @@ JOBS ?= 2
 	$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) and 'covey needs Python 3.10 to 3.13; set PYTHON=')"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# timm is tested and torchvision only imported by it: without what both ask for, which is a torch of their own
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm torchvision
 	touch $@
 
 demo: .venv/installed
