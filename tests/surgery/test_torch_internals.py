@@ -42,10 +42,8 @@ def _pack() -> None:
 # Taking a part away changes PyTorch itself, so only parts that PyTorch can do without for a moment are tried.
 HOOKS: dict[str, Callable[[], None]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": _narrow,
-    "torch.fx.experimental.symbolic_shapes.ShapeEnv": _narrow,
-    "torch.fx.experimental.symbolic_shapes.ShapeEnv.evaluate_sym_node": _narrow,
-    "torch.fx.experimental.sym_node.SymNode": _narrow,
     "torch.nn.modules.conv._ConvNd": _narrow,
+    "torch.nn.modules.instancenorm._InstanceNorm": _narrow,
     "torch.backends.mha.set_fastpath_enabled": _narrow_attention,
     "torch.utils._python_dispatch.TorchDispatchMode": _narrow_with_subgroups,
     "torch.fx.passes.shape_prop.ShapeProp": _pack,

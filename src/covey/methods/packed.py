@@ -26,7 +26,7 @@ from covey.networks.anatomy import Anatomy, listing
 from covey.networks.calls import pick
 from covey.networks.initial import fresh, how_fresh
 from covey.networks.layers import owner_of
-from covey.options import check_above, check_choice, check_whole
+from covey.options import check_above, check_choice, check_least, check_whole
 from covey.parts.plain import Replicated, assemble
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Packed(Method):
         slices: with "slice", whether channels are dealt by "importance" (their squared weights) or at "random".
         heads: what happens to the number of attention heads: "round" scales it, rounding up; "exact" demands that it
             comes out whole; "keep" leaves it. Head width follows.
+        tolerance: how many more parameters members may have than widths of exactly alpha / M would give; more is an
+            error that names the layer.
         narrow: the narrow network, if the user would rather build it than have it found; alpha and subgroups then
             say nothing.
     """
@@ -62,6 +64,7 @@ class Packed(Method):
     init: Literal["fresh", "same", "slice"] = "fresh"
     slices: Literal["importance", "random"] = "importance"
     heads: Literal["round", "exact", "keep"] = "round"
+    tolerance: float = 0.1
     narrow: nn.Module | None = field(default=None, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
@@ -71,6 +74,7 @@ class Packed(Method):
         check_choice("init", self.init, ("fresh", "same", "slice"))
         check_choice("slices", self.slices, ("importance", "random"))
         check_choice("heads", self.heads, ("round", "exact", "keep"))
+        check_least("tolerance", self.tolerance, 0)
         if self.narrow is not None and self.init == "slice":
             raise OptionError("init='slice' cuts members out of the network; it cannot be had with narrow=.")
 
@@ -185,6 +189,7 @@ class Packed(Method):
                 kwargs or args,
                 groups=self.subgroups,
                 heads=self.heads,
+                tolerance=self.tolerance,
                 output=lambda answer: pick(answer, body.output),
             )
         except surgery.TooNarrowError as problem:

@@ -88,10 +88,35 @@ def _resized(tensor: Tensor, shape: list[int]) -> Tensor:
 
 
 def _set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    old = getattr(module, name)
+    """Set an attribute, or what is inside one ("config.hidden_size", "widths.2")."""
+    *way, last = name.split(".")
+    holder: Any = module
+    for step in way:
+        holder = _inside(holder, step)
+    old = _inside(holder, last)
     if isinstance(old, tuple):  # JSON knows lists only
-        value = type(old)(value)
-    setattr(module, name, value)
+        value = type(old)(*value) if hasattr(old, "_fields") else type(old)(value)
+    if isinstance(holder, list):
+        holder[int(last)] = value
+    elif isinstance(holder, dict):
+        holder[_key(holder, last)] = value
+    elif way:
+        vars(holder)[last] = value  # a config's own checks of one value at a time have no place here
+    else:
+        setattr(holder, last, value)
+
+
+def _inside(holder: Any, step: str) -> Any:
+    if isinstance(holder, list):
+        return holder[int(step)]
+    if isinstance(holder, dict):
+        return holder[_key(holder, step)]
+    return getattr(holder, step)
+
+
+def _key(holder: dict, step: str) -> Any:
+    """A dict's key from its name; keys may be numbers."""
+    return next(key for key in holder if str(key) == step)
 
 
 # --- what layers write down about themselves ---------------------------------------------------------------------

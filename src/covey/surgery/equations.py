@@ -6,16 +6,17 @@ code; what is left free and belongs to a weight is a width. `widths` chooses new
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import sympy
 from sympy import Expr, Symbol
 
 from covey.surgery.attributes import as_tuple
 from covey.surgery.probe import Probe
-from covey.surgery.recorder import Equation, Multiples, SymbolSizes, expression
+from covey.surgery.recorder import Equation, Multiples, SymbolSizes
+from covey.surgery.sizes import formula_of
 from covey.surgery.source import Where
-from covey.surgery.torch_internals import formula_kinds
 
 Symbols = set[Symbol]
 Formulas = dict[Symbol, Expr]
@@ -29,62 +30,83 @@ class System:
     Args:
         original: size of every symbol in the original network.
         solved: symbols written in terms of others.
-        reasons: the line that each was solved by.
+        fixed: symbols that the code cuts (True) or writes as a number (False), and the line that does.
         multiples: pairs (a, b) where a must stay a multiple of b.
         data: symbols that the input decides.
         heads: symbols that count attention heads (scaled).
         groups: other counts (kept).
         attributes: symbols of modules' attributes.
         widths: free symbols that belong to a weight and are summed over.
+        wished: the system without cuts and numbers in the network's code, which keep widths from scaling.
     """
 
     original: SymbolSizes
     solved: Formulas = field(default_factory=dict)
-    reasons: dict[Symbol, Where | None] = field(default_factory=dict)
+    fixed: dict[Symbol, tuple[bool, Where | None]] = field(default_factory=dict)
     multiples: Multiples = field(default_factory=list)
     data: Symbols = field(default_factory=set)
     heads: Symbols = field(default_factory=set)
     groups: Symbols = field(default_factory=set)
     attributes: Symbols = field(default_factory=set)
     widths: Symbols = field(default_factory=set)
+    wished: System | None = None
 
     def resolve(self, expr: Expr) -> Expr:
         """The expression in free symbols only."""
+        if expr.is_Symbol:
+            return self._solution(expr) if expr in self.solved else expr
         while True:
             known = {}
             for symbol in expr.free_symbols:
                 if symbol in self.solved:
-                    known[symbol] = self.solved[symbol]
+                    known[symbol] = self._solution(symbol)
             if not known:
                 return expr
             expr = expr.xreplace(known)
             if _linear_slopes(expr) is None:
                 expr = sympy.expand(expr)
 
-    def value(self, expr: Expr, chosen: SymbolSizes) -> sympy.Rational:
-        """The expression's value for chosen sizes of the free symbols."""
-        resolved = self.resolve(expr)
-        return sympy.Rational(resolved.xreplace({**self.original, **chosen}))
+    def _solution(self, symbol: Symbol) -> Expr:
+        """What a symbol was solved as, brought up to date, so that long chains are walked once."""
+        value = self.solved[symbol]
+        if not value.free_symbols.isdisjoint(self.solved):
+            value = self.resolve(value)
+            self.solved[symbol] = value
+        return value
 
-    def use(self, equation: Equation) -> None:
+    def use(self, equation: Equation, gap: Expr) -> None:
         """Write one more symbol in terms of others by an equation, unless it says nothing new."""
-        gap = self.resolve(equation.left) - self.resolve(equation.right)
-        gap = self._without_data(gap)
         if gap == 0:
             return
         if _linear_slopes(gap) is None:
             # gap == 0 means that its numerator is 0, and that is a polynomial.
             numerator, _ = sympy.fraction(sympy.together(gap))
             gap = sympy.expand(numerator)
+        gap = _shortened(gap)
         slopes = _slopes(gap)
         symbol = self._best_symbol(gap, slopes)
-        if symbol is None:
-            return
-        slope = slopes[symbol]
-        value = symbol - gap / slope
-        shorten = sympy.expand if slope.is_Number else sympy.cancel
-        self.solved[symbol] = shorten(value)
-        self.reasons[symbol] = equation.where
+        if symbol is not None:
+            slope = slopes[symbol]
+            value = symbol - gap / slope
+            shorten = sympy.expand if slope.is_Number else sympy.cancel
+            self.solved[symbol] = shorten(value)
+        else:
+            symbol = self._only_symbol(gap)
+            if symbol is None:
+                return
+            self.solved[symbol] = sympy.Integer(self.original[symbol])
+        if self.wished is not None:
+            self.fixed[symbol] = (equation.is_cut, equation.where)
+
+    def fixes_a_width(self, gap: Expr) -> bool:
+        """Whether all that an equation says is that a symbol is a number."""
+        free = gap.free_symbols
+        return len(free) == 1 and not free & self.data
+
+    def gap(self, equation: Equation) -> Expr:
+        """One side of an equation less the other, in free symbols."""
+        gap = self.resolve(equation.left) - self.resolve(equation.right)
+        return self._without_data(gap)
 
     def _without_data(self, gap: Expr) -> Expr:
         """An equation's gap with the input's sizes as numbers, where they do not tell what a width comes from.
@@ -109,26 +131,46 @@ class System:
         if not candidates:
             return None
 
+        terms = sympy.Add.make_args(gap)
+        positive = sum(1 for term in terms if not term.as_coeff_Mul()[0].is_negative)
+        negative = len(terms) - positive
+
         def preference(symbol: Symbol) -> tuple[int, int, str]:
-            rank = self._rank(gap, symbol, slopes[symbol])
+            slope = slopes[symbol]
+            # With other terms of its own sign the symbol is some others less these: it might come out as 0.
+            same_sign = negative if slope.as_coeff_Mul()[0].is_negative else positive
+            rank = self._rank(gap, symbol, slope, is_difference=same_sign > 1)
             return rank, self.original[symbol], str(symbol)
 
         return max(candidates, key=preference)
 
-    def _rank(self, gap: Expr, symbol: Symbol, slope: Expr) -> int:
-        """How good it is to solve the equation gap == 0 for a symbol, from 0 to 4."""
+    def _only_symbol(self, gap: Expr) -> Symbol | None:
+        """The one symbol of an equation that says what its square is, or another power."""
+        free = gap.free_symbols - self.data
+        return next(iter(free)) if len(free) == 1 else None
+
+    def _rank(
+        self,
+        gap: Expr,
+        symbol: Symbol,
+        slope: Expr,
+        is_difference: bool,
+    ) -> int:
+        """How good it is to solve the equation gap == 0 for a symbol, from 0 to 6."""
         counts = self.heads | self.groups
         if symbol in counts:
             # A count that a width decides (groups of a depthwise convolution) follows it; else it stays free.
             widths = gap.free_symbols - counts - self.data
-            return 4 if slope.is_Number and widths else 0
+            return 6 if slope.is_Number and widths else 0
         # The width of a head: the heads and the whole width stay free.
         if slope.free_symbols & counts:
-            return 3
+            return 5
         if symbol in self.attributes and slope.free_symbols - self.data:
-            return 3
-        is_plain = slope.is_Number and abs(slope) == 1
-        return 2 if is_plain else 1
+            return 5
+        is_whole = slope.is_Number and abs(slope) == 1
+        if is_difference:
+            return 2 if is_whole else 1
+        return 4 if is_whole else 3
 
 
 def eliminate(found: Probe) -> System:
@@ -143,22 +185,26 @@ def eliminate(found: Probe) -> System:
     )
     for held in found.attributes.values():
         for size in as_tuple(held):
-            system.attributes |= expression(size).free_symbols
+            system.attributes |= formula_of(size).free_symbols
 
-    ignored: Multiples = []  # what divisions inside a demand would demand
-    for size, divisor in recorder.multiples:
-        whole = exact(size, sizes, ignored)
-        part = exact(divisor, sizes, ignored)
-        system.multiples.append((whole, part))
-    equations = []
-    for equation in recorder.equations:
-        left = exact(equation.left, sizes, system.multiples)
-        right = exact(equation.right, sizes, system.multiples)
-        equations.append(Equation(left, right, equation.where))
+    system.multiples = list(recorder.multiples)
     # Short equations first: they join most symbols, and the others come out short.
-    equations.sort(key=_is_long)
+    equations = sorted(recorder.equations, key=_is_long)
+    late = []
     for equation in equations:
-        system.use(equation)
+        gap = system.gap(equation)
+        if equation.is_cut or system.fixes_a_width(gap):
+            late.append(equation)
+        else:
+            system.use(equation, gap)
+    # What a width would be if the network's code did not cut it or write it as a number.
+    _find_widths(found, system)
+    system.wished = replace(
+        system, solved=dict(system.solved), widths=set(system.widths), heads=set(system.heads)
+    )
+    for equation in late:
+        system.use(equation, system.gap(equation))
+    system.widths.clear()
     _find_widths(found, system)
     return system
 
@@ -173,68 +219,39 @@ def _find_widths(found: Probe, system: System) -> None:
     summed: Symbols = set()
     for expr in found.recorder.summed:
         summed |= system.resolve(expr).free_symbols
+    for expr, composition in found.recorder.compositions.items():
+        if composition.kind == "sum":
+            continue
+        # Heads times head width: what sums over the width of each head uses up both.
+        parts: Symbols = set()
+        for part in composition.parts:
+            parts |= system.resolve(formula_of(part)).free_symbols
+        if parts & summed:
+            summed |= system.resolve(expr).free_symbols
     for expr in found.recorder.widths:
         in_weight = system.resolve(expr).free_symbols
         system.widths |= (in_weight & summed) - system.data
     # The heads that must divide a width are scaled with it.
-    for size, divisor in system.multiples:
-        used: Symbols = set()
-        used |= system.resolve(size).free_symbols
-        used |= system.resolve(divisor).free_symbols
-        if used & system.widths:
+    quotients = [size / divisor for size, divisor in system.multiples]
+    for expr in (*quotients, *system.solved.values()):
+        used = system.resolve(expr).free_symbols
+        if used & system.heads and used & system.widths:
             system.widths |= used & system.heads
-
-
-def hard_coded(found: Probe, system: System) -> tuple[str, Where | None] | None:
-    """A width that the network's code fixes by a number, and where, or None."""
-    for name, sizes in found.tensors.items():
-        for axis, size in enumerate(sizes):
-            expr = expression(size)
-            is_width = expr.is_Symbol and expr in found.recorder.widths
-            if is_width and system.resolve(expr).is_Number:
-                return f"{name} (axis {axis})", _reason(system, expr)
-    return None
-
-
-def _reason(system: System, symbol: Symbol) -> Where | None:
-    """The line that made a symbol a number, found by following what it was solved by."""
-    while True:
-        value = system.solved[symbol]
-        if not value.free_symbols:
-            return system.reasons[symbol]
-        symbol = next(iter(value.free_symbols))
 
 
 # --- formulas ----------------------------------------------------------------------------------------------------
 
 
-def exact(expr: Expr, sizes: SymbolSizes, multiples: Multiples) -> Expr:
-    """Write whole-number division as the exact division that it is in the original network.
-
-    `(3 h d + 2) // 3` (a chunk into three) becomes `h d`. That the numerator stays a multiple is added to `multiples`.
-    """
-    if expr.is_Symbol or expr.is_Number:
-        return expr
-    kinds = formula_kinds()
-    parts = [exact(part, sizes, multiples) for part in expr.args]
-    if isinstance(expr, kinds.divisions):
-        top, bottom = parts
-        if isinstance(expr, kinds.floor_division):
-            rest = top.xreplace(sizes) % bottom.xreplace(sizes)
-            top = top - rest
-        top = sympy.expand(top)
-        multiples.append((top, bottom))
-        return sympy.expand(top / bottom)
-    if isinstance(expr, kinds.roundings) and parts[0].xreplace(sizes).is_Integer:
-        return parts[0]
-    if isinstance(expr, kinds.maxima):
-        return max(parts, key=lambda part: part.xreplace(sizes))
-    if isinstance(expr, kinds.minima):
-        return min(parts, key=lambda part: part.xreplace(sizes))
-    if isinstance(expr, sympy.Add | sympy.Mul | sympy.Pow):
-        return expr.func(*parts)
-    # Whatever else there is (remainders, rounding that does not come out even) is a number of the original network.
-    return sympy.Integer(int(expr.xreplace(sizes)))
+def _shortened(gap: Expr) -> Expr:
+    """An equation's gap without fractions, and without symbols that all its terms have: no size is 0."""
+    terms = sympy.Add.make_args(gap)
+    denominators = [int(term.as_coeff_Mul()[0].q) for term in terms]
+    factor = sympy.Integer(math.lcm(*denominators))
+    if _linear_slopes(gap) is None:
+        for symbol in gap.free_symbols:
+            least = min(term.as_powers_dict().get(symbol, 0) for term in terms)
+            factor = factor / symbol**least
+    return gap if factor == 1 else sympy.expand(gap * factor)
 
 
 def _linear_slopes(expr: Expr) -> Slopes | None:

@@ -15,21 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sympy import Expr
 from torch import Tensor, nn
 
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import arguments
+from covey.surgery.bound import Bound, check_bound, measure
 from covey.surgery.checks import check_runs
 from covey.surgery.edits import Edits, apply_edits
-from covey.surgery.equations import System, eliminate, hard_coded
+from covey.surgery.equations import System, eliminate
 from covey.surgery.probe import Probe, probe
-from covey.surgery.recorder import Size
 from covey.surgery.recording import Rounded, finish_attributes, record_edits, rounded_sizes
 from covey.surgery.slices import Channels, channels
 from covey.surgery.subgroups import add_subgroups
 from covey.surgery.torch_internals import leaves
-from covey.surgery.widths import choose, new_size
+from covey.surgery.widths import Chosen, choose, sizes_for
 
 Heads = Literal["round", "exact", "keep"]
 
@@ -58,6 +57,7 @@ def narrow(
     *,
     groups: int = 1,
     heads: Heads = "round",
+    tolerance: float = 0.1,
     output: Callable[[Any], Any] | None = None,
 ) -> Narrowed:
     """Make a copy of `network` whose hidden widths are `ratio` times the original's.
@@ -69,11 +69,14 @@ def narrow(
         groups: subgroups (the paper's gamma) in convolutions other than the first and the first of a residual block.
         heads: the number of attention heads is scaled and rounded up ("round"), must come out whole ("exact"), or is
             left alone ("keep"). Head width follows, so that heads x head width is ratio x the original's.
+        tolerance: how many more parameters the narrow network may have than hidden widths of exactly ratio x the
+            original's, rounded up to whole numbers, would give.
         output: picks the answer out of what the network returns; its sizes stay.
 
     Raises:
-        ConversionError: the network's code fixes a width, no widths satisfy what must divide, or the narrow
-            network does not run; the message names tensor, module and line.
+        ConversionError: the narrow network would be larger than the tolerance allows, because the network's code
+            fixes a width or because of what must divide; no widths satisfy what must divide; or the narrow network
+            does not run; the message names tensor, module and line.
         TorchChangedError: the installed PyTorch lacks a private part that the analysis needs.
     """
     _check_options(ratio, groups)
@@ -84,13 +87,9 @@ def narrow(
         )
     found = probe(network, args, kwargs, output)
     system = eliminate(found)
-    if ratio != 1:
-        _check_hard_coded(found, system)
-    chosen = choose(found, system, ratio, heads)
-
-    def size_of(size: Size | Expr) -> int:
-        return new_size(system, size, chosen)
-
+    chosen, bound = _cheapest(network, found, system, ratio, heads, tolerance)
+    check_bound(bound, found, system, ratio, tolerance)
+    size_of = sizes_for(system, chosen)
     edits = record_edits(network, found, size_of)
     small = apply_edits(network, edits)
     finish_attributes(small, network, edits)
@@ -108,12 +107,31 @@ def _check_options(ratio: float, groups: int) -> None:
         raise OptionError(f"groups (gamma) must be at least 1; got {groups}.")
 
 
-def _check_hard_coded(found: Probe, system: System) -> None:
-    fixed = hard_coded(found, system)
-    if fixed is None:
-        return
-    name, where = fixed
-    raise ConversionError(
-        f"The width of '{name}' is written as a number in the network's code ({where}); "
-        "read it from a tensor's shape or an attribute instead, or give the narrow network yourself (narrow=...)."
-    )
+def _cheapest(
+    network: nn.Module,
+    found: Probe,
+    system: System,
+    ratio: float,
+    heads: Heads,
+    tolerance: float,
+) -> tuple[Chosen, Bound]:
+    """Widths within the tolerance, or the nearest: where scaled heads stand in the way, their number is kept."""
+    policies: list[str] = [heads]
+    if heads == "round" and system.widths & system.heads:
+        policies.append("keep")
+    found_widths: list[tuple[Chosen, Bound]] = []
+    problem: ConversionError | None = None
+    for policy in policies:
+        try:
+            chosen = choose(found, system, ratio, policy)
+            bound = measure(network, found, system, chosen, ratio)
+        except ConversionError as refused:
+            problem = problem or refused
+            continue
+        if bound.excess <= tolerance:
+            return chosen, bound
+        found_widths.append((chosen, bound))
+    if not found_widths:
+        assert problem is not None
+        raise problem
+    return min(found_widths, key=lambda pair: pair[1].excess)

@@ -1,33 +1,117 @@
-"""What PyTorch's operators say about sizes that equal sizes alone do not.
+"""How sizes pass through PyTorch's operators, and what operators tell about them.
 
-`functions` works on what a network calls, this module on what is run below: which axes are looked up by index or cut
-at a fixed place (tables and positions, never widths), which belong to a weight and are summed over, and how axes are
-put together. A fact that shows in the arguments has its rule in `BEFORE`; one that shows in the result, in `AFTER`.
+`functions` works on what a network calls, this module on what is run below. Most operators work element by element, and
+one rule serves them all: axes that are not broadcast are the same. The others have a rule in `RULES`, which writes
+down what it learns and returns the sizes of the result. An operator that is neither is refused if its result could
+have a width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from covey.surgery.recorder import Recorder, Size, as_int, expression
+from covey.surgery.recorder import Recorder
+from covey.surgery.sizes import Size, Sizes, carries_data, mark, mark_data, product, sizes_of, values
 from covey.surgery.source import user_line
-from covey.surgery.torch_internals import leaves, map_leaves, require_operators
+from covey.surgery.torch_internals import leaves, require_operators
 
-Before = Callable[[Recorder, tuple], None]
 Named = dict[str, Any]  # an operator's arguments by keyword
-After = Callable[[Recorder, tuple, Named, Any], Any]
+
+
+class Call:
+    """What the network's code handed to the function that is running.
+
+    Operators are given plain numbers. Those that the network's code gave, and where they come from, are told by value.
+    """
+
+    def __init__(self, args: Any = (), kwargs: Any = None) -> None:
+        self._given = (args, kwargs or {})
+        self._numbers: list[int] | None = None
+        self._axes: list[Size] | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """All whole numbers among the arguments, in order."""
+        if self._numbers is None:
+            self._numbers = list(_whole_numbers(leaves(self._given)))
+        return self._numbers
+
+    @property
+    def axes(self) -> list[Size]:
+        """The sizes of all tensors among the arguments."""
+        if self._axes is None:
+            self._axes = []
+            for leaf in leaves(self._given):
+                if isinstance(leaf, Tensor):
+                    self._axes += [size for size in sizes_of(leaf) if isinstance(size, Size)]
+        return self._axes
+
+    def given(self, wanted: Sequence[int]) -> list[int | None]:
+        """For each number that an operator got: what the network's code gave for it, or None if it gave none."""
+        plain = values(wanted)
+        numbers = self.numbers
+        for start in range(len(numbers) - len(plain) + 1):
+            some = numbers[start : start + len(plain)]
+            if values(some) == plain:
+                return [None if int(number) == -1 else number for number in some]
+        left = list(numbers)  # each is used once
+        found = []
+        for value in plain:
+            number = _of_value(value, left)
+            if number is not None:
+                del left[_place(number, left)]
+            found.append(number)
+        return found
+
+    def number(self, value: int) -> int | None:
+        """What the network's code gave for one number."""
+        return _of_value(value, self.numbers)
+
+    def guess(self, value: int) -> int:
+        """A number that PyTorch's own code worked out: an axis of this size, if the arguments have one."""
+        for size in self.axes:
+            if int(size) == value:
+                return size
+        return value
+
+
+def _of_value(value: int, numbers: Sequence[int]) -> int | None:
+    """The first number of this value, one that knows where it comes from if there is one."""
+    same = [number for number in numbers if int(number) == value]
+    sizes = [number for number in same if isinstance(number, Size)]
+    return next(iter(sizes or same), None)
+
+
+def _place(number: int, numbers: Sequence[int]) -> int:
+    """Where a number stands; `index` would compare sizes, and the recorder would hear it."""
+    return next(place for place, other in enumerate(numbers) if other is number)
+
+
+def _whole_numbers(found: Sequence[Any]) -> Iterator[int]:
+    for leaf in found:
+        if isinstance(leaf, slice):
+            yield from _whole_numbers((leaf.start, leaf.stop, leaf.step))
+        elif isinstance(leaf, int) and not isinstance(leaf, bool):
+            yield leaf
 
 
 class Facts:
-    """Notes what operators tell about sizes; made for `torch_internals.watch_operators`."""
+    """Follows sizes through operators; made for `torch_internals.watch_operators`.
+
+    Attributes:
+        recorder: where what is learnt is written down.
+        call: the function of the network's code that is running.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
-        require_operators(BEFORE.keys() | AFTER.keys())
+        require_operators(RULES.keys())
         self.recorder = recorder
+        self.call = Call()
+        self.is_silent = False
 
     def observe(
         self,
@@ -36,241 +120,663 @@ class Facts:
         kwargs: Named,
         run: Callable[[], Any],
     ) -> Any:
-        """Run one operator, note what it tells, and mark its result if it comes from the input."""
-        before = BEFORE.get(name)
-        if before is not None:
-            before(self.recorder, args)
+        """Run one operator and follow its sizes."""
         out = run()
-        after = AFTER.get(name)
-        if after is not None:
-            out = after(self.recorder, args, kwargs, out)
-        if any(carries_data(leaf) for leaf in leaves(args)):
-            map_leaves(mark_data, out)
+        if self.is_silent or name.startswith("prim."):
+            return out
+        made = [leaf for leaf in leaves(out) if isinstance(leaf, Tensor)]
+        if not made:
+            return out
+        rule = RULES.get(name) or RULES.get(name.removesuffix("_"))
+        if rule is None:
+            sizes = [_default(self, name, args, kwargs, tensor) for tensor in made]
+        else:
+            sizes = rule(self, args, kwargs, made)
+        for tensor, its_sizes in zip(made, sizes, strict=False):
+            mark(tensor, _short(self.recorder, its_sizes))
+        note_data((args, kwargs), made)
         return out
 
-
-# --- data or parameters ------------------------------------------------------------------------------------------
-
-
-def mark_data(leaf: Any) -> Any:
-    """Mark a tensor as computed from the network's input, and not from parameters alone."""
-    if isinstance(leaf, Tensor):
-        leaf.covey_data = True  # type: ignore[attr-defined]
-    return leaf
-
-
-def carries_data(leaf: Any) -> bool:
-    """Whether a tensor was computed from the network's input."""
-    return isinstance(leaf, Tensor) and getattr(leaf, "covey_data", False)
+    @contextmanager
+    def during(self, call: Call, is_silent: bool = False) -> Iterator[None]:
+        """While a function of the network's code runs; silent if it has a rule of its own."""
+        before = self.call, self.is_silent
+        self.call, self.is_silent = call, is_silent
+        try:
+            yield
+        finally:
+            self.call, self.is_silent = before
 
 
-# --- tables: axes that are looked up -----------------------------------------------------------------------------
+def note_data(given: Any, made: Sequence[Tensor]) -> None:
+    """What was computed from data is data."""
+    if any(map(carries_data, leaves(given))):
+        for tensor in made:
+            mark_data(tensor)
 
 
-def _embedding(rec: Recorder, args: tuple) -> None:
-    table = args[0]
-    rec.position(table.shape[0])
+def _short(rec: Recorder, sizes: Sequence[int]) -> Sizes:
+    """Sizes that follow from the input's as symbols of their own; as formulas they grow with depth."""
+    short = []
+    for size in sizes:
+        if isinstance(size, Size) and not size.formula.is_Symbol and size.formula.free_symbols <= rec.data:
+            size = rec.from_data(size)
+        short.append(size)
+    return tuple(short)
 
 
-def _index(rec: Recorder, args: tuple) -> None:
-    tensor, indices = args[:2]
-    for axis, index in enumerate(indices):
+# --- element by element ------------------------------------------------------------------------------------------
+
+
+def _default(
+    facts: Facts,
+    name: str,
+    args: tuple,
+    kwargs: Named,
+    out: Tensor,
+) -> Sizes:
+    shapes = [sizes_of(leaf) for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if not shapes:
+        return _fresh(facts, out)
+    if values(_widest(shapes)) == values(out.shape):
+        return broadcast(facts.recorder, shapes)
+    for shape in shapes:
+        if any(map(facts.recorder.is_width, shape)):
+            raise NotImplementedError(f"covey does not know what {name} does to sizes")
+    return tuple(map(facts.recorder.from_data, out.shape))
+
+
+def _widest(shapes: Sequence[Sizes]) -> Sizes:
+    """The largest size of each axis, counted from the last."""
+    length = max(map(len, shapes))
+    widest = [1] * length
+    for shape in shapes:
+        for place, size in enumerate(reversed(shape)):
+            if size > widest[-1 - place] or (size == 0):
+                widest[-1 - place] = size
+    return tuple(widest)
+
+
+def broadcast(rec: Recorder, shapes: Sequence[Sizes]) -> Sizes:
+    """The sizes of an operation element by element: axes are the same, counted from the last, where none is 1."""
+    out = list(_widest(shapes))
+    for shape in shapes:
+        for place, size in enumerate(reversed(shape)):
+            wide = out[-1 - place]
+            if int(size) != int(wide) or size is wide:
+                continue
+            if int(size) > 1:
+                rec.equate(wide, size)
+            if rec.is_data(size) or not isinstance(wide, Size):
+                out[-1 - place] = size
+    return tuple(out)
+
+
+def _fresh(facts: Facts, out: Tensor) -> Sizes:
+    """A tensor made from numbers alone has the sizes that the network's code gave."""
+    shape = values(out.shape)
+    given = facts.call.given(shape)
+    sizes = []
+    for size, value in zip(given, shape, strict=True):
+        sizes.append(facts.call.guess(value) if size is None else size)
+    return tuple(sizes)
+
+
+def _new(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    return [_fresh(facts, made[0])]
+
+
+def _as_the_first(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    return [sizes_of(args[0])] * len(made)
+
+
+# --- axes in another order ---------------------------------------------------------------------------------------
+
+
+def _axis(args: tuple, kwargs: Named, place: int = 1, default: int = 0) -> int:
+    """The axis that an operator was given, counted from the first."""
+    axis = args[place] if len(args) > place else kwargs.get("dim", default)
+    rank = _rank(args[0])
+    return int(axis) % rank if rank else 0
+
+
+def _rank(given: Any) -> int:
+    tensor = given if isinstance(given, Tensor) else given[0]
+    return tensor.dim()
+
+
+def _weight_norm(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    direction, length = sizes_of(args[0]), sizes_of(args[1])
+    return [broadcast(facts.recorder, [direction, length]), length]
+
+
+def _transpose(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = list(sizes_of(args[0]))
+    if len(args) > 2 and sizes:
+        one, other = args[1:3]
+        sizes[one], sizes[other] = sizes[other], sizes[one]
+    else:
+        sizes.reverse()
+    return [tuple(sizes)]
+
+
+def _permute(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = sizes_of(args[0])
+    return [tuple(sizes[axis] for axis in args[1])]
+
+
+def _unsqueeze(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = list(sizes_of(args[0]))
+    axis = args[1] % (len(sizes) + 1)
+    sizes.insert(axis, 1)
+    return [tuple(sizes)]
+
+
+def _squeeze(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = sizes_of(args[0])
+    axes = range(len(sizes)) if len(args) < 2 else args[1]
+    if isinstance(axes, int):
+        axes = [axes]
+    gone = {axis % len(sizes) for axis in axes}
+    return [tuple(size for axis, size in enumerate(sizes) if axis not in gone or size != 1)]
+
+
+def _without(sizes: Sizes, axis: int) -> Sizes:
+    return sizes[:axis] + sizes[axis + 1 :]
+
+
+def _complex_as_real(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    return [(*sizes_of(args[0]), 2)]
+
+
+def _real_as_complex(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    return [sizes_of(args[0])[:-1]]
+
+
+# --- axes that are cut or looked up ------------------------------------------------------------------------------
+
+
+def _fix(facts: Facts, tensor: Tensor, size: int) -> None:
+    """Write down that an axis is read at fixed places; where it carries data it is a width, but one that stays."""
+    facts.recorder.position(size)
+    if carries_data(tensor):
+        facts.recorder.sum_over(size)
+
+
+def _embedding(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    rows, width = sizes_of(args[0])
+    facts.recorder.position(rows)
+    return [(*sizes_of(args[1]), width)]
+
+
+def _index(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """Indexing by tensors: the indices' own shape takes the place of the axes that they look up."""
+    sizes = sizes_of(args[0])
+    indices = {axis: index for axis, index in enumerate(args[1]) if index is not None}
+    for axis in indices:
+        _fix(facts, args[0], sizes[axis])
+    looked_up = broadcast(facts.recorder, [sizes_of(index) for index in indices.values()])
+    kept = [size for axis, size in enumerate(sizes) if axis not in indices]
+    first, last = min(indices), max(indices)
+    is_together = last - first + 1 == len(indices)
+    place = first if is_together else 0
+    return [(*kept[:place], *looked_up, *kept[place:])]
+
+
+def _index_put(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = sizes_of(args[0])
+    for axis, index in enumerate(args[1]):
         if index is not None:
-            rec.position(tensor.shape[axis])
+            facts.recorder.position(sizes[axis])
+    return [sizes]
 
 
-def _index_along_axis(rec: Recorder, args: tuple) -> None:
-    tensor, axis = args[:2]
-    rec.position(tensor.shape[axis])
+def _index_along_axis(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """`index_select`: one axis is as long as the list of indices."""
+    sizes = list(sizes_of(args[0]))
+    axis = _axis(args, kwargs)
+    _fix(facts, args[0], sizes[axis])
+    (sizes[axis],) = sizes_of(args[2]) or (1,)
+    return [tuple(sizes)]
 
 
-def _slice(rec: Recorder, args: tuple) -> None:
+def _gather(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = sizes_of(args[0])
+    _fix(facts, args[0], sizes[_axis(args, kwargs)])
+    return [sizes_of(args[2])]
+
+
+def _index_add(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """Rows of a tensor go to the places that an index says; the other axes are the same."""
+    axis = _axis(args, kwargs)
+    sizes = sizes_of(args[0])
+    facts.recorder.position(sizes[axis])
+    rows = _without(sizes_of(args[3]), axis)
+    broadcast(facts.recorder, [_without(sizes, axis), rows])
+    return [sizes]
+
+
+def _spectrum(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """The last axis of a Fourier transform of real numbers is about half as long."""
+    old = sizes_of(args[0])
+    sizes = []
+    for size, value in zip(old, values(made[0].shape), strict=True):
+        if int(size) == value:
+            sizes.append(size)
+            continue
+        facts.recorder.position(size)
+        sizes.append(facts.recorder.from_data(value))
+    return [tuple(sizes)]
+
+
+def _bag(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    rows, width = sizes_of(args[0])
+    facts.recorder.position(rows)
+    return [(facts.recorder.from_data(made[0].shape[0]), width)]
+
+
+def _scatter(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = sizes_of(args[0])
+    facts.recorder.position(sizes[_axis(args, kwargs)])
+    return [sizes]
+
+
+def _select(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = sizes_of(args[0])
+    axis = _axis(args, kwargs)
+    if int(args[2]) not in (0, -1):  # every axis has a first and a last entry
+        _fix(facts, args[0], sizes[axis])
+    return [_without(sizes, axis)]
+
+
+def _unbind(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    sizes = sizes_of(args[0])
+    axis = _axis(args, kwargs)
+    _fix(facts, args[0], sizes[axis])
+    return [_without(sizes, axis)] * len(made)
+
+
+def _slice(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
     """An axis that is cut at a fixed place is made of positions: channels have no order that a cut could follow."""
-    if len(args) < 3:
-        return
-    tensor, axis = args[:2]
-    size = tensor.shape[axis]
+    sizes = list(sizes_of(args[0]))
+    axis = _axis(args, kwargs)
+    size = sizes[axis]
+    start, stop, step = [*args[2:5], None, None, None][:3]
+    begin = _bound(facts, start, size, 0)
+    end = _bound(facts, stop, size, size)
+    is_every_other = step is not None and 1 < int(step) <= int(size) and int(start or 0) < int(step)
+    if _is_cut(facts, (stop,) if is_every_other else (start, stop), size):
+        _fix(facts, args[0], size)
+    length = end - begin
+    if step is not None and int(step) > 1:
+        length = -(-length // step)
+    value = made[0].shape[axis]
+    sizes[axis] = length if int(length) == value else value
+    return [tuple(sizes)]
+
+
+def _bound(facts: Facts, bound: int | None, size: int, default: int) -> int:
+    """The place where a slice begins or ends, counted from the first entry."""
+    if bound is None:
+        return default
+    if int(bound) >= int(size):
+        return size
+    known = facts.call.number(int(bound))
+    place = bound if known is None else known
+    return place if int(bound) >= 0 else size + place
+
+
+def _is_cut(facts: Facts, bounds: Sequence[int | None], size: int) -> bool:
+    """Whether a slice cuts something off, at places that follow no width."""
     cuts = []
-    for bound in args[2:4]:
-        if bound is not None and not _is_an_end(bound, size):
-            cuts.append(bound)
-    is_fixed = [isinstance(cut, int) or rec.is_data(cut) for cut in cuts]
-    if cuts and all(is_fixed):
-        rec.position(size)
+    for bound in bounds:
+        if bound is not None and -int(size) < int(bound) < int(size) and int(bound) != 0:
+            known = facts.call.number(int(bound))
+            cuts.append(bound if known is None else known)
+    return bool(cuts) and not any(map(facts.recorder.is_width, cuts))
 
 
-def _is_an_end(bound: Size, size: Size) -> bool:
-    """Whether a slice's bound is the axis's own beginning or end, so that it cuts nothing off."""
-    return as_int(bound) == 0 or as_int(bound) >= as_int(size)
+def _split(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """Parts of one size each, or of sizes from a list; only the last may be shorter."""
+    sizes = sizes_of(args[0])
+    axis = _axis(args, kwargs, place=2)
+    lengths = [tensor.shape[axis] for tensor in made]
+    if isinstance(args[1], int):
+        known = facts.call.number(int(args[1]))
+        each = args[1] if known is None else known
+        parts: list[int] = [each] * len(made)
+        if int(lengths[-1]) != int(each):
+            parts[-1] = sizes[axis] - each * (len(made) - 1)
+    else:
+        given = facts.call.given(args[1])
+        parts = [length if size is None else size for size, length in zip(given, lengths, strict=True)]
+    if not all(isinstance(part, Size) for part in parts):
+        facts.recorder.sum_over(sizes[axis])
+    return split_sizes(facts.recorder, sizes, axis, parts)
 
 
-# --- products: axes of weights, and axes that are summed over ----------------------------------------------------
+def split_sizes(rec: Recorder, sizes: Sizes, axis: int, parts: Sequence[int]) -> list[Sizes]:
+    """The sizes of the parts into which an axis is split."""
+    rec.equate(sizes[axis], sum(parts[1:], parts[0]))
+    rec.compose(sizes[axis], "sum", tuple(parts))
+    return [(*sizes[:axis], part, *sizes[axis + 1 :]) for part in parts]
 
 
-def _matrix_product(rec: Recorder, args: tuple) -> None:
-    _contract(rec, args[0], args[1])
+def _top(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """The largest k of an axis."""
+    sizes = list(sizes_of(args[0]))
+    axis = _axis(args, kwargs, place=2, default=-1)
+    _fix(facts, args[0], sizes[axis])
+    known = facts.call.number(int(args[1]))
+    sizes[axis] = args[1] if known is None else known
+    return [tuple(sizes)] * len(made)
 
 
-def _added_matrix_product(rec: Recorder, args: tuple) -> None:
-    _contract(rec, args[1], args[2])
+# --- axes that are summed over -----------------------------------------------------------------------------------
 
 
-def _contract(rec: Recorder, left: Tensor, right: Tensor) -> None:
-    for matrix in (left, right):
-        if not any(map(rec.is_data, matrix.shape)):  # a weight
-            rec.width(*matrix.shape[-2:])
-    rec.sum_over(left.shape[-1])
+def _reduction(place: int) -> Callable[..., list[Sizes]]:
+    """The rule of an operator that reduces the axes in its argument `place`, or all."""
+
+    def rule(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+        sizes = sizes_of(args[0])
+        axes = args[place] if len(args) > place else kwargs.get("dim")
+        if isinstance(axes, int):
+            axes = [axes]
+        if not axes:
+            axes = range(len(sizes))
+        gone = {int(axis) % len(sizes) for axis in axes} if sizes else set()
+        facts.recorder.sum_over(*[sizes[axis] for axis in gone])
+        if made[0].dim() == len(sizes):
+            return [tuple(1 if axis in gone else size for axis, size in enumerate(sizes))] * len(made)
+        return [tuple(size for axis, size in enumerate(sizes) if axis not in gone)] * len(made)
+
+    return rule
 
 
-def _reduction(rec: Recorder, args: tuple) -> None:
-    if len(args) > 1 and args[1]:
-        tensor, axes = args[:2]
-        for axis in axes:
-            rec.sum_over(tensor.shape[axis])
+def contract(rec: Recorder, left: Tensor, right: Tensor) -> None:
+    """Write down that a product of matrices sums over the last axis of one and the last but one of the other."""
+    ours, theirs = sizes_of(left), sizes_of(right)
+    for sizes in (ours, theirs):
+        if not any(map(rec.is_data, sizes)):  # a weight
+            rec.width(*sizes[-2:])
+    rec.sum_over(ours[-1])
+    rec.equate(ours[-1], theirs[-2] if len(theirs) > 1 else theirs[-1])
 
 
-# --- how axes are put together -----------------------------------------------------------------------------------
+def matrix_product(rec: Recorder, left: Tensor, right: Tensor) -> Sizes:
+    """(..., n, k) and (..., k, m) -> (..., n, m); a vector lacks its outer axis."""
+    contract(rec, left, right)
+    ours, theirs = sizes_of(left), sizes_of(right)
+    batches = [shape for shape in (ours[:-2], theirs[:-2]) if shape]
+    batch = broadcast(rec, batches) if batches else ()
+    rows = ours[-2:-1]
+    columns = theirs[-1:] if len(theirs) > 1 else ()
+    return (*batch, *rows, *columns)
 
 
-def _concatenation(rec: Recorder, args: tuple) -> None:
-    given = args[0]
-    axis = args[1] if len(args) > 1 else 0
-    tensors = []
-    for tensor in given:
-        # PyTorch lets an empty list of numbers be joined to anything.
-        is_empty = tensor.dim() <= 1 and not as_int(tensor.shape[0])
-        if not is_empty:
-            tensors.append(tensor)
-    parts = tuple(tensor.shape[axis] for tensor in tensors)
+def _matrix_product(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    return [matrix_product(facts.recorder, args[0], args[1])]
+
+
+def _added_matrix_product(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    out = matrix_product(facts.recorder, args[1], args[2])
+    return [broadcast(facts.recorder, [out, sizes_of(args[0])])]
+
+
+# --- axes that are put together ----------------------------------------------------------------------------------
+
+
+def _concatenation(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    rec = facts.recorder
+    # PyTorch lets an empty list of numbers be joined to anything.
+    tensors = [tensor for tensor in args[0] if tensor.dim() > 1 or tensor.numel() > 0]
+    if not tensors:
+        return [tuple(made[0].shape)]
+    axis = _axis((tensors, *args[1:]), kwargs)
+    shapes = [sizes_of(tensor) for tensor in tensors]
+    parts = tuple(shape[axis] for shape in shapes)
     if any(map(rec.is_data, parts)):
         for tensor, part in zip(tensors, parts, strict=True):
             if not carries_data(tensor):
                 rec.position(part)  # class tokens and the like, put next to the data
-    if any(isinstance(part, torch.SymInt) for part in parts):
-        whole = sum(parts[1:], parts[0])
-        rec.compose(whole, "sum", parts)
+    whole = sum(parts[1:], parts[0])
+    rec.compose(whole, "sum", parts)
+    others = broadcast(rec, [_without(shape, axis) for shape in shapes])
+    return [(*others[:axis], whole, *others[axis:])]
 
 
-def _split(
-    rec: Recorder,
-    args: tuple,
-    kwargs: Named,
-    out: Any,
-) -> Any:
-    axis = args[2] if len(args) > 2 else kwargs.get("dim", 0)
-    parts = tuple(part.shape[axis] for part in out)
-    rec.compose(args[0].shape[axis], "sum", parts)
-    return out
+def _stack(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    sizes = list(broadcast(facts.recorder, [sizes_of(tensor) for tensor in args[0]]))
+    sizes.insert(int(axis) % (len(sizes) + 1), len(args[0]))
+    return [tuple(sizes)]
 
 
-def _view(
-    rec: Recorder,
-    args: tuple,
-    kwargs: Named,
-    out: Any,
-) -> Any:
-    before, after = args[0].shape, out.shape
+def _repeat(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    times = facts.call.given(args[1])
+    old = sizes_of(args[0])
+    old = (1,) * (len(times) - len(old)) + tuple(old)
+    sizes = []
+    for size, given, plain in zip(old, times, args[1], strict=True):
+        sizes.append(size * (plain if given is None else given))
+    return [tuple(sizes)]
+
+
+def _expand(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    shape = values(made[0].shape)
+    given = facts.call.given(args[1])
+    old = (1,) * (len(shape) - args[0].dim()) + tuple(sizes_of(args[0]))
+    sizes: list[int] = []
+    for size, wanted, value in zip(old, given, shape, strict=True):
+        if int(size) == value and value > 1:
+            if wanted is not None and int(wanted) == value:
+                facts.recorder.equate(size, wanted)
+            sizes.append(size)
+        elif wanted is not None and int(wanted) == value:
+            sizes.append(wanted)
+        else:
+            sizes.append(facts.call.guess(value))
+    return [tuple(sizes)]
+
+
+def _view(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    rec = facts.recorder
+    sizes = view_sizes(facts, sizes_of(args[0]), args[1], values(made[0].shape))
     where = user_line(rec.modules)
     if where is not None:
         viewed = rec.viewed.setdefault(where.module, set())
-        viewed.update(map(expression, after))
-    _match_axes(rec, before, after)
-    return _with_plain_sizes(rec, out)
+        viewed.update(size.formula for size in sizes if isinstance(size, Size))
+    return [sizes]
 
 
-def _match_axes(rec: Recorder, before: Sequence[Size], after: Sequence[Size]) -> None:
-    """Match the axes of a view from the left: one axis split into several, or several merged into one."""
+def view_sizes(facts: Facts, before: Sizes, wanted: Sequence[int], shape: Sizes) -> Sizes:
+    """The sizes of a view: axes are matched from the left, one or several old ones to one or several new ones."""
+    given = [None if size is None or int(size) == -1 else size for size in facts.call.given(wanted)]
+    sizes: list[int] = []
+    for olds, news in _matched(before, shape):
+        start = len(sizes)
+        some = given[start : start + len(news)]
+        sizes += _reshaped(facts, olds, values(news), some)
+    for size, value in zip(given[len(sizes) :], shape[len(sizes) :], strict=True):
+        sizes.append(value if size is None else size)  # axes of 1 at the end
+    return tuple(sizes)
+
+
+def _matched(before: Sizes, after: Sizes) -> Iterator[tuple[Sizes, Sizes]]:
+    """Pairs of neighbouring axes that hold as many entries, before and after a view."""
     i = j = 0
     while i < len(before) and j < len(after):
-        # Take axes from the shorter side until both sides hold as many entries.
         i_end, j_end = i + 1, j + 1
-        left = as_int(before[i])
-        right = as_int(after[j])
+        left, right = int(before[i]), int(after[j])
         while left != right:
             if left < right:
-                if i_end == len(before):
-                    return
-                left *= as_int(before[i_end])
+                left *= int(before[i_end])
                 i_end += 1
             else:
-                if j_end == len(after):
-                    return
-                right *= as_int(after[j_end])
+                right *= int(after[j_end])
                 j_end += 1
-        olds = tuple(before[i:i_end])
-        news = tuple(after[j:j_end])
-        if len(olds) == 1 and len(news) > 1:
-            rec.compose(olds[0], "product", news)
-        elif len(news) == 1 and len(olds) > 1:
-            rec.compose(news[0], "product", olds)
+        yield before[i:i_end], after[j:j_end]
         i, j = i_end, j_end
 
 
-# --- short formulas ----------------------------------------------------------------------------------------------
+def _reshaped(
+    facts: Facts,
+    olds: Sizes,
+    news: Sizes,
+    given: list[int | None],
+) -> list[int]:
+    """The new sizes of axes that were split or merged; what the network's code did not give follows from the rest."""
+    rec = facts.recorder
+    if len(olds) == len(news) == 1 and given[0] is None:
+        return list(olds)
+    whole = product(olds)
+    sizes = list(given)
+    unknown = [place for place, size in enumerate(sizes) if size is None and news[place] != 1]
+    for place, size in enumerate(sizes):
+        if size is None and (news[place] == 1 or place in unknown[:-1]):
+            sizes[place] = 1 if news[place] == 1 else facts.call.guess(news[place])
+    if unknown:
+        others = product(size for size in sizes if size is not None)
+        sizes[unknown[-1]] = whole // others if int(others) != 1 else whole
+        if isinstance(whole, Size):
+            rec.divide(whole, others)
+    else:
+        rec.equate(whole, product(size for size in sizes if size is not None))
+        if not any(isinstance(size, Size) for size in sizes):
+            rec.sum_over(*olds)  # numbers in the network's code: a width, but one that stays
+    done = [size for size in sizes if size is not None]
+    if len(olds) == 1 and len(done) > 1:
+        rec.compose(olds[0], "product", tuple(done))
+    elif len(done) == 1 and len(olds) > 1:
+        rec.compose(done[0], "product", olds)
+    return done
 
 
-def _pooling(
-    rec: Recorder,
-    args: tuple,
-    kwargs: Named,
-    out: Any,
-) -> Any:
-    if isinstance(out, Tensor):
-        return _with_plain_sizes(rec, out)
-    return out
+# --- space -------------------------------------------------------------------------------------------------------
 
 
-def _with_plain_sizes(rec: Recorder, tensor: Tensor) -> Tensor:
-    """Write sizes that follow from the input's as symbols of their own; as formulas they grow with depth."""
-    if not any(isinstance(size, torch.SymInt) for size in tensor.shape):
-        return tensor
-    sizes: list[Size] = []
-    for size in tensor.shape:
-        is_formula = _is_formula_of_data(rec, size)
-        sizes.append(rec.from_data(size) if is_formula else size)
-    # A fresh tensor is contiguous: it has no strides about which PyTorch would ask more questions.
-    return tensor.new_empty(sizes)
+def _space(axes: int) -> Callable[..., list[Sizes]]:
+    """The rule of an operator that changes the last axes, which are the data's, and keeps the others."""
+
+    def rule(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+        return [space_sizes(facts.recorder, sizes_of(args[0]), made[0], axes)] * len(made)
+
+    return rule
 
 
-def _is_formula_of_data(rec: Recorder, size: Size) -> bool:
-    formula = expression(size)
-    if formula.is_Symbol or formula.is_Number:
-        return False
-    return formula.free_symbols <= rec.data
+def space_sizes(rec: Recorder, sizes: Sizes, out: Tensor, axes: int) -> Sizes:
+    """Sizes where the last axes were pooled or resized."""
+    changed = []
+    for before, after in zip(sizes[-axes:], out.shape[-axes:], strict=True):
+        if int(before) == int(after):
+            changed.append(before)
+            continue
+        if int(after) > 1:
+            rec.position(before)
+        changed.append(rec.from_data(after))
+    return (*sizes[:-axes], *changed)
 
 
-BEFORE: dict[str, Before] = {
+def _windows(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """`x.unfold(axis, size, step)`: windows along an axis, their entries last."""
+    sizes = list(sizes_of(args[0]))
+    axis = args[1] % len(sizes)
+    facts.recorder.position(sizes[axis])
+    sizes[axis] = facts.recorder.from_data(made[0].shape[axis])
+    return [(*sizes, made[0].shape[-1])]
+
+
+Rule = Callable[[Facts, tuple, Named, list[Tensor]], list[Sizes]]
+
+RULES: dict[str, Rule] = {
+    "aten._weight_norm_interface": _weight_norm,
+    "aten.transpose": _transpose,
+    "aten.t": _transpose,
+    "aten.permute": _permute,
+    "aten.unsqueeze": _unsqueeze,
+    "aten.squeeze": _squeeze,
+    "aten.view_as_real": _complex_as_real,
+    "aten.view_as_complex": _real_as_complex,
     "aten.embedding": _embedding,
     "aten.index": _index,
-    "aten.index_put": _index,
+    "aten.index_put": _index_put,
     "aten.index_select": _index_along_axis,
-    "aten.gather": _index_along_axis,
-    "aten.scatter": _index_along_axis,
+    "aten._embedding_bag": _bag,
+    "aten._embedding_bag_forward_only": _bag,
+    "aten.index_add": _index_add,
+    "aten.index_copy": _index_add,
+    "aten._fft_r2c": _spectrum,
+    "aten._fft_c2r": _spectrum,
+    "aten.gather": _gather,
+    "aten.scatter": _scatter,
+    "aten.scatter_add": _scatter,
+    "aten.select": _select,
+    "aten.unbind": _unbind,
     "aten.slice": _slice,
+    "aten.split": _split,
+    "aten.split_with_sizes": _split,
+    "aten.topk": _top,
+    "aten.sort": _as_the_first,
+    "aten.sum": _reduction(1),
+    "aten.mean": _reduction(1),
+    "aten.prod": _reduction(1),
+    "aten.amax": _reduction(1),
+    "aten.amin": _reduction(1),
+    "aten.argmax": _reduction(1),
+    "aten.argmin": _reduction(1),
+    "aten.any": _reduction(1),
+    "aten.all": _reduction(1),
+    "aten.var": _reduction(1),
+    "aten.std": _reduction(1),
+    "aten.var_mean": _reduction(1),
+    "aten.std_mean": _reduction(1),
+    "aten.median": _reduction(1),
+    "aten.logsumexp": _reduction(1),
+    "aten.norm": _reduction(2),
+    "aten.linalg_vector_norm": _reduction(2),
     "aten.mm": _matrix_product,
     "aten.bmm": _matrix_product,
+    "aten.mv": _matrix_product,
+    "aten.dot": _matrix_product,
+    "aten.vdot": _matrix_product,
     "aten.addmm": _added_matrix_product,
     "aten.baddbmm": _added_matrix_product,
-    "aten.sum": _reduction,
-    "aten.mean": _reduction,
+    "aten.addmv": _added_matrix_product,
     "aten.cat": _concatenation,
-}
-
-AFTER: dict[str, After] = {
+    "aten.stack": _stack,
+    "aten.repeat": _repeat,
+    "aten.expand": _expand,
     "aten.view": _view,
     "aten._unsafe_view": _view,
     "aten.reshape": _view,
     "aten._reshape_alias": _view,
-    "aten.split": _split,
-    "aten.split_with_sizes": _split,
-    "aten.chunk": _split,
-    "aten.max_pool2d": _pooling,
-    "aten.avg_pool1d": _pooling,
-    "aten.avg_pool2d": _pooling,
-    "aten.avg_pool3d": _pooling,
-    "aten.upsample_nearest1d": _pooling,
-    "aten.upsample_nearest2d": _pooling,
-    "aten.upsample_bilinear2d": _pooling,
-    "aten.upsample_bicubic2d": _pooling,
-    "aten.reflection_pad2d": _pooling,
+    "aten.new_empty": _new,
+    "aten.new_zeros": _new,
+    "aten.new_ones": _new,
+    "aten.new_full": _new,
+    "aten.max_pool2d_with_indices": _space(2),
+    "aten.max_pool3d_with_indices": _space(3),
+    "aten.avg_pool1d": _space(1),
+    "aten.avg_pool2d": _space(2),
+    "aten.avg_pool3d": _space(3),
+    "aten._adaptive_avg_pool2d": _space(2),
+    "aten._adaptive_avg_pool3d": _space(3),
+    "aten.adaptive_max_pool2d": _space(2),
+    "aten.adaptive_max_pool3d": _space(3),
+    "aten.upsample_nearest1d": _space(1),
+    "aten.upsample_nearest2d": _space(2),
+    "aten.upsample_nearest3d": _space(3),
+    "aten.upsample_linear1d": _space(1),
+    "aten.upsample_bilinear2d": _space(2),
+    "aten._upsample_bilinear2d_aa": _space(2),
+    "aten.upsample_bicubic2d": _space(2),
+    "aten._upsample_bicubic2d_aa": _space(2),
+    "aten.upsample_trilinear3d": _space(3),
+    "aten.reflection_pad1d": _space(1),
+    "aten.reflection_pad2d": _space(2),
+    "aten.replication_pad2d": _space(2),
+    "aten.unfold": _windows,
 }
+for name in ("aten.max", "aten.min"):
+    RULES[name] = _reduction(1)

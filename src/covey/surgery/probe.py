@@ -12,24 +12,26 @@ from torch import Tensor, nn
 
 from covey.errors import ConversionError
 from covey.networks.layers import hollow
-from covey.surgery.attributes import as_tuple, attribute_names, counts_groups, counts_heads
+from covey.surgery.attributes import as_tuple, attributes, counts_groups, counts_heads
 from covey.surgery.errors import TorchChangedError
-from covey.surgery.functions import Shortcuts
-from covey.surgery.operators import Facts, mark_data
-from covey.surgery.recorder import Recorder, Size, expression
+from covey.surgery.functions import Following
+from covey.surgery.operators import Facts
+from covey.surgery.recorder import Recorder
 from covey.surgery.recurrent import recurrent_cell_forward, recurrent_forward
+from covey.surgery.sizes import Size, Sizes, mark, mark_data, sizes_of
 from covey.surgery.source import failure, module_names
 from covey.surgery.torch_internals import (
     convolution_class,
     fake_tensors,
     leaves,
     map_leaves,
+    needs_values,
     plain_attention,
     watch_operators,
 )
 
 Output = Callable[[Any], Any] | None
-AttributeSizes = Size | tuple[Size, ...]
+AttributeSizes = int | Sizes
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Probe:
     """
 
     recorder: Recorder
-    tensors: dict[str, tuple[Size, ...]] = field(default_factory=dict)
+    tensors: dict[str, Sizes] = field(default_factory=dict)
     attributes: dict[tuple[str, str], AttributeSizes] = field(default_factory=dict)
     heads: set[Any] = field(default_factory=set)
     groups: set[Any] = field(default_factory=set)
@@ -65,45 +67,28 @@ def probe(
         kwargs: inputs by keyword.
         output: picks the answer out of what the network returns; its sizes stay.
     """
-    try:
-        return _probe(network, args, kwargs, output, users_numbers=True)
-    except TorchChangedError:
-        raise
-    except Exception as problem:
-        # A module may insist that its numbers are plain ints; then they are, and count as written in its code.
-        try:
-            return _probe(network, args, kwargs, output, users_numbers=False)
-        except Exception:
-            raise problem from None
-
-
-def _probe(
-    network: nn.Module,
-    args: tuple,
-    kwargs: dict[str, Any],
-    output: Output,
-    users_numbers: bool,
-) -> Probe:
     skeleton = hollow(network).eval()
     recorder = Recorder(module_names(skeleton))
     found = Probe(recorder)
-    fake = fake_tensors(recorder.environment)
     facts = Facts(recorder)
-    _put_symbols_into_attributes(skeleton, found, users_numbers)
+    fake = fake_tensors()
+    _put_symbols_into_attributes(skeleton, found)
     _replace_recurrent_forwards(skeleton, recorder)
     with fake:
-        tensors = _symbolic_tensors(skeleton, found)
-        symbolic = partial(_symbolic_input, recorder=recorder)
-        args, kwargs = map_leaves(symbolic, (args, kwargs))
+        tensors = _marked_tensors(skeleton, found)
+        args, kwargs = map_leaves(partial(_marked_input, recorder=recorder), (args, kwargs))
     try:
-        # Functions reach Shortcuts first, operators Facts, and the fake tensors what neither answers.
-        with torch.no_grad(), plain_attention(), fake, watch_operators(facts.observe), Shortcuts(recorder):
+        # Functions reach Following first, operators Facts, and the fake tensors run them.
+        with torch.no_grad(), plain_attention(), fake, watch_operators(facts.observe), Following(facts):
+            recorder.is_listening = True
             answer = torch.func.functional_call(skeleton, tensors, args, kwargs)
             answer = output(answer) if output else answer
     except TorchChangedError:
         raise
     except Exception as problem:
         raise _cannot_run(problem, recorder) from problem
+    finally:
+        recorder.is_listening = False
     _fix_answer(answer, recorder)
     return found
 
@@ -111,10 +96,12 @@ def _probe(
 def _cannot_run(problem: Exception, recorder: Recorder) -> ConversionError:
     first_line, _, _ = str(problem).partition("\n")
     reason = f"{type(problem).__name__}: {first_line}"
+    if needs_values(problem):
+        reason = "the network decides by the values of its data, and it is run without any"
     place = failure(problem, recorder.modules)
     at = f" ({place})" if place else ""
     return ConversionError(
-        f"The network cannot be run on symbolic sizes, so its widths are not known: {reason}{at}. "
+        f"The network cannot be run on sizes alone, so its widths are not known: {reason}{at}. "
         "Give the narrow network yourself (narrow=...)."
     )
 
@@ -124,25 +111,32 @@ def _fix_answer(answer: Any, recorder: Recorder) -> None:
     for leaf in leaves(answer):
         if not isinstance(leaf, Tensor):
             continue
-        for size in leaf.shape:
-            if isinstance(size, torch.SymInt):
+        for size in sizes_of(leaf):
+            if isinstance(size, Size):
                 recorder.equate(size, recorder.from_data(size))
 
 
 # --- symbols in the place of sizes -------------------------------------------------------------------------------
 
 
-def _put_symbols_into_attributes(skeleton: nn.Module, found: Probe, users_numbers: bool) -> None:
+def _put_symbols_into_attributes(skeleton: nn.Module, found: Probe) -> None:
+    met: set[int] = set()
     for path, module in skeleton.named_modules():
-        for name in list(attribute_names(module, users_numbers)):
-            value = vars(module)[name]
-            sizes = _symbols_for(path, name, value, found)
-            if isinstance(value, tuple | list):
-                found.attributes[path, name] = sizes
-                vars(module)[name] = type(value)(sizes)
+        for held in list(attributes(module, met)):
+            sizes = _symbols_for(path, held.name, held.value, found)
+            if isinstance(held.value, tuple | list):
+                found.attributes[path, held.name] = sizes
+                held.place[held.key] = _sequence(held.value, sizes)
             else:
-                found.attributes[path, name] = sizes[0]
-                vars(module)[name] = sizes[0]
+                found.attributes[path, held.name] = sizes[0]
+                held.place[held.key] = sizes[0]
+
+
+def _sequence(like: Any, sizes: Sizes) -> Any:
+    """Sizes in a tuple or list of the same kind; named tuples take their values one by one."""
+    if hasattr(like, "_fields"):
+        return type(like)(*sizes)
+    return type(like)(sizes)
 
 
 def _symbols_for(
@@ -150,19 +144,20 @@ def _symbols_for(
     name: str,
     value: Any,
     found: Probe,
-) -> tuple[Size, ...]:
+) -> Sizes:
     """A symbol for each number of an attribute, entered among heads or groups by the attribute's name."""
     label = f"{path}.{name}" if path else name
     make = partial(found.recorder.symbol, label=label)
     sizes = tuple(map(make, as_tuple(value)))
     counts: set[Any] = set()
-    if counts_heads(name):
+    short = name.rpartition(".")[2]
+    if counts_heads(short):
         counts = found.heads
-    elif counts_groups(name):
+    elif counts_groups(short):
         counts = found.groups
     for size in sizes:
-        if isinstance(size, torch.SymInt):
-            counts.add(expression(size))
+        if isinstance(size, Size):
+            counts.add(size.formula)
     return sizes
 
 
@@ -174,8 +169,8 @@ def _replace_recurrent_forwards(skeleton: nn.Module, recorder: Recorder) -> None
             vars(module)["forward"] = recurrent_cell_forward(module, recorder)
 
 
-def _symbolic_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]:
-    """A tensor of symbolic size for every name; tied names get the same one."""
+def _marked_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]:
+    """A tensor with symbols for its sizes under every name; tied names get the same one."""
     made: dict[int, Tensor] = {}
     tensors: dict[str, Tensor] = {}
     named = [
@@ -184,14 +179,14 @@ def _symbolic_tensors(skeleton: nn.Module, found: Probe) -> dict[str, Tensor]:
     ]
     for name, tensor in named:
         if id(tensor) not in made:
-            made[id(tensor)] = _symbolic_tensor(skeleton, name, tensor, found.recorder)
+            made[id(tensor)] = _marked_tensor(skeleton, name, tensor, found.recorder)
         twin = made[id(tensor)]
         tensors[name] = twin
-        found.tensors[name] = tuple(twin.shape)
+        found.tensors[name] = sizes_of(twin)
     return tensors
 
 
-def _symbolic_tensor(
+def _marked_tensor(
     skeleton: nn.Module,
     name: str,
     tensor: Tensor,
@@ -199,17 +194,18 @@ def _symbolic_tensor(
 ) -> Tensor:
     owner = skeleton.get_submodule(name.rpartition(".")[0])
     is_convolution = isinstance(owner, convolution_class())
-    sizes: list[Size] = []
+    sizes: list[int] = []
     for axis, size in enumerate(tensor.shape):
         if is_convolution and axis >= 2:  # the kernel's size
             sizes.append(size)
         else:
             sizes.append(recorder.symbol(size, f"{name} (axis {axis})"))
-    return torch.empty(sizes, dtype=tensor.dtype, device="cpu")
+    return mark(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), sizes)
 
 
-def _symbolic_input(leaf: Any, recorder: Recorder) -> Any:
+def _marked_input(leaf: Any, recorder: Recorder) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     sizes = [recorder.from_data(size) for size in leaf.shape]
-    return mark_data(torch.empty(sizes, dtype=leaf.dtype, device="cpu"))
+    twin = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+    return mark_data(mark(twin, sizes))

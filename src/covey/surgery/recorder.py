@@ -1,42 +1,41 @@
 """Every size in a network becomes a symbol; running the network once tells which equations hold between them.
 
 A width is not a property of one layer: convolutions, norms, residual sums, concatenations and attention heads
-tie the axes of many tensors together. Instead of a rule for every architecture, the tensors and the whole
-numbers that modules keep (heads, groups, normalised shapes) are given symbolic sizes, and the network is run on
-fake tensors, which hold sizes only. Whenever PyTorch asks whether two sizes are equal, and they are, that is an
-equation of the network. `Recorder` collects them, together with the line of the network's own code.
+tie the axes of many tensors together. Instead of a rule for every architecture, the sizes of tensors and the whole
+numbers that modules keep (heads, groups, normalised shapes) remember where they come from (`sizes`), and the network
+is run once. Wherever an operation needs two sizes to be equal, that is an equation of the network. `Recorder` collects
+them, together with the line of the network's own code.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import sympy
-import torch
 from sympy import Expr, Symbol
 
+from covey.surgery.sizes import Demands, Size, formula_of
 from covey.surgery.source import ModuleNames, Where, user_line
-from covey.surgery.torch_internals import (
-    answering_environment,
-    formula_kinds,
-    original_size,
-    size_formula,
-    symbolic_size,
-)
 
-Size = int | torch.SymInt
 SymbolSizes = dict[Symbol, int]
 Multiples = list[tuple[Expr, Expr]]  # the first of a pair is a multiple of the second
 
 
 @dataclass(frozen=True)
 class Equation:
-    """left == right for every width that the network can have."""
+    """left == right for every width that the network can have.
+
+    Args:
+        left: a formula.
+        right: another.
+        where: the line of the network's code that needs it.
+        is_cut: whether it only says that an axis is cut or looked up at fixed places.
+    """
 
     left: Expr
     right: Expr
     where: Where | None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Composition:
     """How an axis is put together: the "sum" of parts one after another, or the "product" of nested ones."""
 
     kind: Literal["sum", "product"]
-    parts: tuple[Size, ...]
+    parts: tuple[int, ...]
 
 
 class Recorder:
@@ -62,12 +61,13 @@ class Recorder:
         widths: sizes of axes that belong to a layer's weight.
         summed: sizes of axes that some operation sums over.
         compositions: how an axis of this size is put together.
+        is_listening: whether comparisons in the network's code count.
         viewed: sizes that each module reshaped tensors to, by the module's path.
     """
 
     def __init__(self, modules: ModuleNames) -> None:
-        self.environment = answering_environment(self._learn)
         self.modules = modules
+        self.is_listening = False
         self.sizes: SymbolSizes = {}
         self.labels: dict[Symbol, str] = {}
         self.data: set[Symbol] = set()
@@ -77,112 +77,97 @@ class Recorder:
         self.summed: set[Expr] = set()
         self.compositions: dict[Expr, Composition] = {}
         self.viewed: dict[str, set[Expr]] = {}
-        self._remainders: Any = formula_kinds().remainders
         self._met: set[tuple[Expr, Expr]] = set()
-        self._data_symbols: dict[int, torch.SymInt] = {}
+        self._demanded: set[tuple[Expr, Expr]] = set()
+        self._data_symbols: dict[int, Size] = {}
 
     # --- making symbols ------------------------------------------------------------------------------------------
 
-    def symbol(self, size: int, label: str) -> Size:
+    def symbol(self, size: int, label: str) -> int:
         """A fresh symbol of this size, or the size itself where it is below 2 (such axes broadcast)."""
         if size < 2:
             return size
         symbol = Symbol(f"s{len(self.sizes)}", positive=True, integer=True)
-        self.sizes[symbol] = size
+        self.sizes[symbol] = int(size)
         self.labels[symbol] = label
-        return symbolic_size(symbol, size, self.environment)
+        return Size(size, symbol, self)
 
-    def from_data(self, size: Size) -> Size:
+    def from_data(self, size: int) -> int:
         """The symbol for a size that the input decides: one for each value."""
-        value = as_int(size)
+        value = int(size)
         if value < 2:
             return value
         if value not in self._data_symbols:
             made = self.symbol(value, f"input size {value}")
-            assert isinstance(made, torch.SymInt)
-            self.data.add(expression(made))
+            assert isinstance(made, Size)
+            self.data.add(made.formula)
             self._data_symbols[value] = made
         return self._data_symbols[value]
 
-    def is_data(self, size: Size) -> bool:
+    def is_data(self, size: int) -> bool:
         """Whether the input has a part in this size."""
-        if not isinstance(size, torch.SymInt):
-            return False
-        symbols = expression(size).free_symbols
-        return not symbols.isdisjoint(self.data)
+        return isinstance(size, Size) and not size.formula.free_symbols.isdisjoint(self.data)
+
+    def is_width(self, size: int) -> bool:
+        """Whether this size may be a width: it is no plain number, and the input has no part in it."""
+        return isinstance(size, Size) and size.formula.free_symbols.isdisjoint(self.data)
 
     # --- writing down --------------------------------------------------------------------------------------------
 
-    def equate(self, left: Size, right: Size) -> None:
+    def equate(self, left: int, right: int, is_cut: bool = False) -> None:
         """Write down that two sizes are the same."""
-        self._equal(expression(left), expression(right))
+        one, other = self._used(left), self._used(right)
+        if one == other or (one, other) in self._met:
+            return
+        self._met.add((one, other))
+        self.equations.append(Equation(one, other, user_line(self.modules), is_cut))
 
-    def divide(self, size: Size, divisor: Size) -> None:
+    def divide(self, size: int, divisor: int) -> None:
         """Write down that a size is a multiple of another."""
-        self.multiples.append((expression(size), expression(divisor)))
+        self._demand(((self._used(size), self._used(divisor)),))
 
-    def position(self, size: Size) -> None:
+    def position(self, size: int) -> None:
         """Write down that a size counts positions or rows of a table: the data's business, not a width."""
-        if isinstance(size, torch.SymInt) and not self.is_data(size):
-            self.equate(size, self.from_data(size))
+        if self.is_width(size):
+            self.equate(size, self.from_data(size), is_cut=True)
 
-    def width(self, *sizes: Size) -> None:
+    def width(self, *sizes: int) -> None:
         """Write down that these axes belong to a layer's weight, so they are widths."""
         for size in sizes:
-            if isinstance(size, torch.SymInt):
-                self.widths.add(expression(size))
+            if isinstance(size, Size):
+                self.widths.add(size.formula)
 
-    def sum_over(self, *sizes: Size) -> None:
+    def sum_over(self, *sizes: int) -> None:
         """Write down that an operation sums over these axes. A width that nothing sums over is an answer of its own."""
         for size in sizes:
-            if isinstance(size, torch.SymInt):
-                self.summed.add(expression(size))
+            if isinstance(size, Size):
+                self.summed.add(size.formula)
 
-    def compose(self, size: Size, kind: Literal["sum", "product"], parts: tuple[Size, ...]) -> None:
+    def compose(self, size: int, kind: Literal["sum", "product"], parts: tuple[int, ...]) -> None:
         """Write down how an axis is put together; what was seen first holds."""
-        if isinstance(size, torch.SymInt):
-            self.compositions.setdefault(expression(size), Composition(kind, parts))
+        if isinstance(size, Size):
+            self.compositions.setdefault(size.formula, Composition(kind, parts))
 
-    # --- learning from questions ---------------------------------------------------------------------------------
+    def _used(self, size: int) -> Expr:
+        """The formula of a size that the network really has; so its divisions must come out even."""
+        if isinstance(size, Size):
+            self._demand(size.demands)
+        return formula_of(size)
 
-    def _learn(self, question: sympy.Basic, holds: bool) -> None:
-        """Take the equations out of a question about sizes that PyTorch asked."""
-        if isinstance(question, sympy.Not):
-            self._learn(question.args[0], not holds)
-        elif isinstance(question, sympy.And) and holds:
-            for part in question.args:
-                self._learn(part, True)
-        elif isinstance(question, sympy.Eq if holds else sympy.Ne):
-            self._learn_equality(*question.args)
+    def _demand(self, demands: Demands) -> None:
+        for demand in demands:
+            if demand not in self._demanded:
+                self._demanded.add(demand)
+                self.multiples.append(demand)
 
-    def _learn_equality(self, left: Expr, right: Expr) -> None:
-        """`a % b == 0` says that b divides a; all else is an equation."""
-        if isinstance(left, self._remainders) and right == 0:
-            self.multiples.append(left.args)
-        elif isinstance(right, self._remainders) and left == 0:
-            self.multiples.append(right.args)
-        else:
-            self._equal(left, right)
+    # --- what the network's code asks ----------------------------------------------------------------------------
 
-    def _equal(self, left: Expr, right: Expr) -> None:
-        if left == right or (left, right) in self._met:
-            return
-        self._met.add((left, right))
-        where = user_line(self.modules)
-        self.equations.append(Equation(left, right, where))
+    def heard_equal(self, left: int, right: int) -> None:
+        """The network's code asked whether two sizes are the same, and they are; so they stay."""
+        if self.is_listening:
+            self.equate(left, right)
 
-
-def expression(size: Size | Expr) -> Expr:
-    """The size as a sympy expression."""
-    if isinstance(size, sympy.Basic):
-        return size
-    if isinstance(size, torch.SymInt):
-        return size_formula(size)
-    return sympy.Integer(size)
-
-
-def as_int(size: Size) -> int:
-    """The size in the original network."""
-    if isinstance(size, torch.SymInt):
-        return original_size(size)
-    return int(size)
+    def heard_multiple(self, size: int, divisor: int) -> None:
+        """The network's code asked whether a size is a multiple of another, and it is; so it stays one."""
+        if self.is_listening:
+            self.divide(size, divisor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +14,15 @@ from covey.surgery.attributes import as_tuple
 from covey.surgery.edits import Edits, known_attributes
 from covey.surgery.equations import System
 from covey.surgery.probe import Probe
-from covey.surgery.recorder import Size, SymbolSizes, as_int, expression
+from covey.surgery.recorder import SymbolSizes
+from covey.surgery.sizes import formula_of
 
-SizeOf = Callable[[Size | Expr], int]  # a size of the original network -> of the narrow one
+SizeOf = Callable[[int | Expr], int]  # a size of the original network -> of the narrow one
 Attributes = dict[str, dict[str, Any]]  # module path -> attribute name -> value
 Rounded = dict[str, tuple[int, float, int]]  # label -> original, wanted and new size
+
+# Floats that are computed from a width go by such names; a dropout rate of 0.5 is no root of a head width of 4.
+_SCALES = re.compile("scal|norm|factor|temp|sqrt|inv", re.IGNORECASE)
 
 
 def record_edits(network: nn.Module, found: Probe, size_of: SizeOf) -> Edits:
@@ -38,7 +43,7 @@ def record_edits(network: nn.Module, found: Probe, size_of: SizeOf) -> Edits:
 def _changed_tensors(found: Probe, size_of: SizeOf) -> dict[str, list[int]]:
     changed = {}
     for name, sizes in found.tensors.items():
-        old = list(map(as_int, sizes))
+        old = list(map(int, sizes))
         new = list(map(size_of, sizes))
         if new != old:
             changed[name] = new
@@ -49,7 +54,7 @@ def _changed_attributes(found: Probe, size_of: SizeOf) -> Attributes:
     changed: Attributes = {}
     for (path, name), held in found.attributes.items():
         sizes = as_tuple(held)
-        old = list(map(as_int, sizes))
+        old = list(map(int, sizes))
         new = list(map(size_of, sizes))
         if new != old:
             value = new if isinstance(held, tuple) else new[0]
@@ -63,7 +68,7 @@ def _changed_scales(network: nn.Module, found: Probe, size_of: SizeOf) -> Attrib
     for path, viewed in found.recorder.viewed.items():
         module = network.get_submodule(path)
         for name, value in vars(module).items():
-            if not isinstance(value, float):
+            if not isinstance(value, float) or not _SCALES.search(name):
                 continue
             scaled = _rescaled(value, viewed, found, size_of)
             if scaled is not None:
@@ -78,14 +83,15 @@ def _rescaled(
     size_of: SizeOf,
 ) -> float | None:
     """The float for the new size; None if it is no root of a size in the module's views, or that size stays."""
-    for expr in sorted(viewed, key=str):
+    for expr in sorted(viewed - found.heads, key=str):
         old = int(expr.xreplace(found.recorder.sizes))
         if old < 2:
             continue
         for power in (-0.5, 0.5):
             if math.isclose(value, old**power, rel_tol=1e-9):
                 new = size_of(expr)
-                return None if new == old else new**power
+                if new != old:
+                    return new**power
     return None
 
 
@@ -113,15 +119,15 @@ def rounded_sizes(
         unrounded[symbol] = ratio * system.original[symbol]
     rounded: Rounded = {}
     for label, size in _labelled_sizes(found):
-        formula = system.resolve(expression(size))
+        formula = system.resolve(formula_of(size))
         wanted = float(formula.xreplace(unrounded))
         new = size_of(size)
         if abs(new - wanted) > 1e-6:
-            rounded[label] = (as_int(size), wanted, new)
+            rounded[label] = (int(size), wanted, new)
     return rounded
 
 
-def _labelled_sizes(found: Probe) -> Iterator[tuple[str, Size]]:
+def _labelled_sizes(found: Probe) -> Iterator[tuple[str, int]]:
     """Every axis of a tensor and every attribute that is one number, under the name that a user would know it by."""
     for name, sizes in found.tensors.items():
         for axis, size in enumerate(sizes):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covey.surgery.recorder import Recorder, Size
+from covey.surgery.recorder import Recorder
 
 # Rows of the weights per hidden unit: one block for each gate. Plain recurrent layers have none, so one block.
 _GATES = {"LSTM": 4, "GRU": 3}
@@ -40,7 +40,7 @@ def recurrent_forward(module: nn.RNNBase, rec: Recorder) -> Callable[..., Any]:
 def _one_direction(
     module: nn.RNNBase,
     ending: str,
-    width: Size,
+    width: int,
     rec: Recorder,
 ) -> None:
     """Equations of the tensors whose names end in `ending`: one layer, read in one direction."""
@@ -68,10 +68,10 @@ def _last_state(
     module: nn.RNNBase,
     input: Tensor,
     directions: int,
-    answer: Size,
+    answer: int,
 ) -> Any:
     """What a recurrent layer returns beside its outputs: the last hidden state, and for an LSTM the last cell."""
-    batch: tuple[Size, ...] = ()
+    batch: tuple[int, ...] = ()
     if input.dim() != 2:
         batch = (input.shape[0 if module.batch_first else 1],)
     layers = module.num_layers * directions

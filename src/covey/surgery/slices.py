@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from covey.errors import OptionError
 from covey.surgery.edits import Tensors, named_tensors
-from covey.surgery.equations import System, exact
+from covey.surgery.equations import System
 from covey.surgery.probe import Probe
-from covey.surgery.recorder import Composition, expression
+from covey.surgery.recorder import Composition
 from covey.surgery.recording import SizeOf
+from covey.surgery.sizes import formula_of
 from covey.surgery.torch_internals import convolution_class, transposed_convolution_class
 
 
@@ -56,7 +57,7 @@ def channels(found: Probe, system: System, size_of: SizeOf) -> Channels:
     composer = _Composer(found, system, size_of)
     axes: Channels = {}
     for name, shape in found.tensors.items():
-        formulas = map(expression, shape)
+        formulas = map(formula_of, shape)
         axes[name] = tuple(map(composer.axis, formulas))
     return axes
 
@@ -74,7 +75,7 @@ class _Composer:
 
     def resolve(self, expr: Expr) -> Expr:
         """The size in free symbols, by which equal sizes are recognised."""
-        return self.system.resolve(exact(expr, self.sizes, []))
+        return self.system.resolve(expr)
 
     def axis(self, expr: Expr, above: frozenset[Expr] = frozenset()) -> Axis:
         """The make-up of an axis of this size; `above` are the sizes that it is already a part of."""
@@ -86,7 +87,7 @@ class _Composer:
         composition = self.compositions.get(expr)
         if composition is not None and expr not in above:
             parts = []
-            for part in map(expression, composition.parts):
+            for part in map(formula_of, composition.parts):
                 parts.append(self.axis(part, above | {expr}))
             if _fits(composition.kind, parts, old, new):
                 return Axis(old, new, None, composition.kind, tuple(parts))

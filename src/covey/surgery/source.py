@@ -35,6 +35,11 @@ class Where:
         return f"{place}{file}:{self.line}: {code}"
 
 
+def is_torchs(file: str) -> bool:
+    """Whether a file belongs to PyTorch."""
+    return file.startswith(_TORCH)
+
+
 def module_names(network: nn.Module) -> ModuleNames:
     """The path of every module, by the module's id."""
     return {id(module): path for path, module in network.named_modules()}

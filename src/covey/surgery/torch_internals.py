@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,14 +20,11 @@ from torch import fx, nn
 from covey.surgery.errors import TorchChangedError
 
 if TYPE_CHECKING:
-    import sympy
-    from torch.fx.experimental.sym_node import SymNode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
     from torch.nn.modules.batchnorm import _NormBase
     from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
     from torch.nn.modules.dropout import _DropoutNd
+    from torch.nn.modules.instancenorm import _InstanceNorm
 
-Learn = Callable[["sympy.Basic", bool], None]
 Run = Callable[[], Any]
 Observe = Callable[[str, tuple, dict[str, Any], Run], Any]
 
@@ -59,133 +55,26 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return tree_map(function, tree, *others)
 
 
-# --- symbolic sizes ----------------------------------------------------------------------------------------------
-
-
-def answering_environment(learn: Learn) -> ShapeEnv:
-    """The place where symbolic sizes live, which answers PyTorch's questions by the original network's sizes.
-
-    While a network runs on symbolic sizes PyTorch asks whether this size equals that one. A plain ShapeEnv would
-    work the answer out, guard on it and put known values in. This one does none of that: it gives the answer that
-    holds in the original network and passes question and answer on.
-
-    Args:
-        learn: called with each yes-no question, a sympy expression, and its answer.
-    """
-    purpose = "run a network on symbolic sizes"
-    with _hook("torch.fx.experimental.symbolic_shapes.ShapeEnv", purpose):
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-    for method in ("evaluate_sym_node", "_maybe_evaluate_static", "replace"):
-        # These are overridden below. Under another name PyTorch would never call them, and nothing would be learnt.
-        with _hook(f"torch.fx.experimental.symbolic_shapes.ShapeEnv.{method}", purpose):
-            getattr(ShapeEnv, method)
-
-    import sympy
-
-    class Answering(ShapeEnv):
-        def evaluate_sym_node(
-            self,
-            sym_node: SymNode,
-            size_oblivious: bool = False,
-            fallback_value: bool | None = None,
-        ) -> sympy.Basic:
-            answer = sym_node.hint
-            if answer is None:
-                raise RuntimeError("the network decides by the values of its data, which symbols do not have")
-            if isinstance(answer, bool | sympy.logic.boolalg.BooleanAtom):
-                learn(sym_node.expr, bool(answer))
-                return sympy.true if answer else sympy.false
-            return sympy.sympify(answer)
-
-        def _maybe_evaluate_static(self, expr: sympy.Basic, **options: object) -> sympy.Basic | None:  # type: ignore[override]
-            is_known = expr.is_Number or expr in (sympy.true, sympy.false)
-            return expr if is_known else None
-
-        def replace(self, expr: sympy.Basic) -> sympy.Basic:  # type: ignore[override]
-            return expr
-
-    with _hook("torch.fx.experimental.symbolic_shapes.ShapeEnv(duck_shape=, specialize_zero_one=)", purpose):
-        return Answering(duck_shape=False, specialize_zero_one=True)
-
-
-def symbolic_size(symbol: sympy.Symbol, size: int, environment: ShapeEnv) -> torch.SymInt:
-    """An int that PyTorch takes for a size, is `symbol` in formulas, and was `size` in the original network."""
-    with _hook("torch.fx.experimental.sym_node.SymNode", "make symbolic sizes"):
-        from torch.fx.experimental.sym_node import SymNode
-        from torch.utils._sympy.numbers import int_oo
-        from torch.utils._sympy.value_ranges import ValueRanges
-
-        environment.var_to_range[symbol] = ValueRanges(2, int_oo)
-        node = SymNode(symbol, environment, int, size)
-        return torch.SymInt(node)
-
-
-def size_formula(size: torch.SymInt) -> sympy.Expr:
-    """A symbolic size as a formula of symbols."""
-    with _hook("torch.SymInt.node.expr", "read the formula of a symbolic size"):
-        return size.node.expr
-
-
-def original_size(size: torch.SymInt) -> int:
-    """What a symbolic size is in the original network."""
-    with _hook("torch.SymInt.node.hint", "read the value of a symbolic size"):
-        return int(size.node.hint)
-
-
-@dataclass(frozen=True)
-class FormulaKinds:
-    """The functions of PyTorch's own that occur in formulas of sizes, beside sympy's.
-
-    Args:
-        floor_division: `a // b`.
-        divisions: whole-number and true division of whole numbers.
-        remainders: `a % b`.
-        roundings: from a fraction to a whole number.
-        maxima: the larger of several sizes.
-        minima: the smaller of several sizes.
-    """
-
-    floor_division: tuple[type, ...]
-    divisions: tuple[type, ...]
-    remainders: tuple[type, ...]
-    roundings: tuple[type, ...]
-    maxima: tuple[type, ...]
-    minima: tuple[type, ...]
-
-
-def formula_kinds() -> FormulaKinds:
-    """Which classes of formula mean division, remainder, rounding, maximum and minimum."""
-    import sympy
-
-    with _hook("torch.utils._sympy.functions", "read the formulas of symbolic sizes"):
-        from torch.utils._sympy import functions
-
-        return FormulaKinds(
-            floor_division=(functions.FloorDiv,),
-            divisions=(functions.FloorDiv, functions.IntTrueDiv),
-            remainders=(functions.Mod, functions.PythonMod),
-            roundings=(functions.CeilToInt, functions.FloorToInt, functions.TruncToInt),
-            maxima=(sympy.Max, functions.Max),
-            minima=(sympy.Min, functions.Min),
-        )
-
-
 # --- running a network without numbers ----------------------------------------------------------------------------
 
 
-def fake_tensors(environment: ShapeEnv) -> AbstractContextManager[Any]:
-    """A context in which tensors have sizes but no content; sizes may be symbols of `environment`."""
+def fake_tensors() -> AbstractContextManager[Any]:
+    """A context in which tensors have sizes but no content."""
     with _hook("torch._subclasses.fake_tensor.FakeTensorMode", "run a network on sizes alone"):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+        return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def needs_values(problem: BaseException) -> bool:
+    """Whether a network failed because it decides by what its tensors hold, and they hold nothing."""
     with _hook(
-        "torch._subclasses.fake_tensor.FakeTensorMode.cache_enabled", "see every operation that is run"
+        "torch._subclasses.fake_tensor.DataDependentOutputException", "say why a network cannot be followed"
     ):
-        # A cached operation asks no questions, so its equations would be missed.
-        mode.cache_enabled  # noqa: B018
-        mode.cache_enabled = False
-    return mode
+        from torch._subclasses import fake_tensor
+
+        kinds = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
+    return isinstance(problem, kinds)
 
 
 @contextmanager
@@ -254,6 +143,12 @@ def batch_norm_class() -> type[_NormBase]:
     """What all batch and instance norms are."""
     with _hook("torch.nn.modules.batchnorm._NormBase", "tell batch norms from other layers"):
         return nn.modules.batchnorm._NormBase
+
+
+def instance_norm_class() -> type[_InstanceNorm]:
+    """What all instance norms are."""
+    with _hook("torch.nn.modules.instancenorm._InstanceNorm", "tell instance norms from other layers"):
+        return nn.modules.instancenorm._InstanceNorm
 
 
 def dropout_class() -> type[_DropoutNd]:
