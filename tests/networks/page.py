@@ -50,8 +50,8 @@ weights, random inputs, float64. `Slimmable` is not here: it takes networks of s
 
 `python tests/networks/sweep.py --write docs/networks.md` on {datetime.date.today()}; {versions}.
 A case that is run again replaces the older one. Of {len(found)} cases: {told}.
-In {pointless} of the refused cases the method can mean nothing for the network, such as an ensemble of norms where there
-are none.
+In {pointless} of the refused cases the method can mean nothing for the network, such as an ensemble of norms where
+there are none.
 
 A case is `ok` if all of this holds:
 
