@@ -125,7 +125,7 @@ def examine(
     private = _copy(network)
     facts: dict[str, Any] = {"state": _usual_state(private)}
     if example is not None:
-        given = arguments(example)
+        given: Arguments = tree_map(_copied, arguments(example))  # a network that a method runs may change it
         check_keywords(given[1])
         traces, state, moves_in_eval = _probe(private, *given, output)
         trace = traces[0]
