@@ -244,3 +244,12 @@ def test_a_part_without_any_good_image(folder):
         (folder / "all" / "test" / name / "a.png").write_bytes(b"rubbish")
     with pytest.raises(DataError, match="none of the 2 images of the test part can be read"):
         load(folder / "all", skip_bad=True)
+
+
+def test_parquet_whose_description_is_damaged_is_a_clear_error(tmp_path):
+    pandas.DataFrame({"size": [1.0, 2.0], "y": [0, 1]}).to_parquet(tmp_path / "table.parquet")
+    content = (tmp_path / "table.parquet").read_bytes()
+    assert b"numpy_type" in content
+    (tmp_path / "table.parquet").write_bytes(content.replace(b"numpy_type", b"numpy_tipe"))
+    with pytest.raises(DataError, match="cannot read the table .*table.parquet: 'numpy_type'"):
+        load(str(tmp_path / "table.parquet"), target="y")
