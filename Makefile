@@ -5,12 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test lint types tests benchmark clean
+.PHONY: demo test lint types tests fuzz kill benchmark clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) and 'covey needs Python 3.10 to 3.13; set PYTHON=')"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# timm is tested and torchvision only imported by it: without what both ask for, which is a torch of their own
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps timm torchvision
 	touch $@
 
 demo: .venv/installed
@@ -28,6 +30,13 @@ types: .venv/installed
 
 tests: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(JOBS)
+
+# damages stored files and data in 10,000 ways, and kills training 100 times; minutes each (docs/security.md)
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(FUZZ)
+
+kill: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/kill.py $(KILL)
 
 benchmark: .venv/installed
 	$(BIN)/python benchmarks/run.py

@@ -364,3 +364,20 @@ def test_a_buffer_that_gets_its_shape_in_the_forward_pass_is_refused_until_it_ha
     plain = ens.member(1)
     torch.testing.assert_close(ens(x)[1], plain(x))
     torch.testing.assert_close(ens.member(1).largest, plain.largest)
+
+
+class ChangesItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x.mul_(2).sub_(1))
+
+
+@pytest.mark.parametrize("method", [covey.Packed(members=2, alpha=1.0), covey.MIMO(members=2)])
+def test_no_method_lets_the_network_change_the_users_example(method: covey.Method) -> None:
+    x = torch.randn(5, 4)
+    before = x.clone()
+    covey.convert(ChangesItsInput(), method, example=x)
+    assert torch.equal(x, before)

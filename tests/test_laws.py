@@ -440,21 +440,30 @@ def test_it_is_a_module_like_any_other(method: str, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside dynamo
-@pytest.mark.parametrize("name", ["mlp", "convnet"])
+@pytest.mark.parametrize(("name", "mode"), [("mlp", True), ("convnet", False)])
 @pytest.mark.parametrize("method", METHODS)
-def test_it_compiles(method: str, name: str) -> None:
-    ensemble = ensemble_of(method, name).eval()
+def test_it_compiles(method: str, name: str, mode: bool) -> None:
+    """Outputs, and in train mode gradients, of the compiled ensemble are those of the ensemble."""
+    ensemble = ensemble_of(method, name).train(mode)
     ensemble.run = "loop"
     x = NETWORKS[name].x(3)
     torch._dynamo.reset()
     compiled = torch.compile(ensemble, backend="aot_eager")
-    torch.manual_seed(1)
-    outputs = compiled(x)
-    torch.manual_seed(1)
-    if method == "mc-dropout":
-        assert outputs.shape == ensemble(x).shape
-    else:
-        same(outputs, ensemble(x))
+    found = []
+    for way in (compiled, ensemble):
+        ensemble.zero_grad()
+        torch.manual_seed(1)
+        outputs = way(x)
+        if mode:
+            outputs.square().sum().backward()
+        gradients = [p.grad for p in ensemble.parameters() if p.requires_grad]
+        assert not mode or all(gradient is not None for gradient in gradients)
+        found.append([outputs, *gradients] if mode else [outputs])
+    for ours, theirs in zip(*found, strict=True):
+        if method == "mc-dropout":  # draws other masks
+            assert ours.shape == theirs.shape
+        else:
+            same(ours, theirs)
 
 
 def _inner_loop(ensemble: covey.Ensemble, x: Tensor, make: Any, steps: int) -> None:

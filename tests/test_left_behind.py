@@ -139,6 +139,37 @@ def test_observers_belong_to_members() -> None:
             torch.testing.assert_close(outputs[k], plain[k](x))
 
 
+class Watches(nn.Module):
+    """Keeps the largest input and the largest activation that it saw, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.register_buffer("inputs", torch.ones(()))
+        self.register_buffer("inner", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inputs.mul_(0.5).add_(x.abs().max())
+        h = self.first(x / self.inputs)
+        self.inner.mul_(0.5).add_(h.detach().abs().max())
+        return self.out(h / self.inner)
+
+
+@pytest.mark.parametrize("run", ["loop", "batched"])
+@pytest.mark.parametrize("where", ["all", "out"])
+def test_buffers_that_move_in_eval_mode_are_each_member_s(where: str, run: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    method = covey.Replicate(members=M, noise=0.2, where=where)
+    ensemble = covey.convert(Watches(), method, example=x, check=True).eval()
+    ensemble.run = run
+    plain = [ensemble.member(k) for k in range(M)]
+    for scale in (1, 3, 2):
+        outputs = ensemble(scale * x)
+        for k in range(M):
+            torch.testing.assert_close(outputs[k], plain[k](scale * x))
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_dropout_inside_recurrent_layers_is_each_member_s_own(kind: type[nn.RNNBase]) -> None:
     torch.manual_seed(0)

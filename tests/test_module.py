@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +181,20 @@ def test_importing_covey_costs_little_more_than_torch() -> None:
     code = f"import sys, covey; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_a_member_and_a_collapsed_network_answer_in_onnx_runtime(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    x = torch.randn(5, 2, 6, 6)
+    ensemble = covey.convert(network, covey.NormEnsemble(members=2, noise=0.2), example=x)
+    for name, plain in {"member": ensemble.member(1).eval(), "collapsed": ensemble.collapse().eval()}.items():
+        file = tmp_path / f"{name}.onnx"
+        torch.onnx.export(
+            plain, (x[:2],), file, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False
+        )
+        session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), plain(x), rtol=1e-4, atol=1e-5)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -109,15 +112,154 @@ def _break(stored: Path, how: str) -> None:
         ("other version", "format 99 .written by covey 9.0.*reads formats 1 and 2"),
         ("pickle", "contains model.pt, which looks like a pickle"),
         ("other method", "no method 'batch-ensembel'.*'batch-ensemble'"),
-        ("lost key", "lacks 'bodies'; it was changed"),
-        ("elsewhere", "the file '../secret.safetensors'; expected .* a file beside it"),
-        ("no memory format", "the memory format 'save'"),
+        ("lost key", "lacks 'bodies'. The file was changed"),
+        ("elsewhere", "the file '../secret.safetensors'; expected .* file beside it"),
+        ("no memory format", "memory_format should be one of .*; got 'save'"),
         ("other options", "'batch-ensemble' with its options cannot be made"),
     ],
 )
 def test_broken_folders_are_refused(stored: Path, how: str, words: str) -> None:
     _break(stored, how)
     with pytest.raises(StoreError, match=words):
+        covey.load(stored, network=small())
+
+
+def changed(stored: Path, *place: str | int, value: object) -> None:
+    """Put another value into config.json."""
+    config = json.loads((stored / "config.json").read_text())
+    entry = config
+    for step in place[:-1]:
+        entry = entry[step]
+    entry[place[-1]] = value
+    (stored / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("file",), "..", "names the file '..'; expected a .safetensors file beside it"),
+        (("file",), "a\0.safetensors", "expected a .safetensors file beside it"),
+        (("file",), 3, "file should be a text; got 3"),
+        (("method",), ["batch-ensemble"], "method should be a text; got"),
+        (("options",), None, "options should be a table; got None"),
+        (("options", "members"), 10**12, "options.members should be a whole number from 1 to 65536; got 1000000000000"),
+        (("options", "members"), 10**30, "needs more than 64 bits|of 31 digits"),
+        (("bodies",), [None], r"bodies\[0\] should be a table; got None"),
+        (("bodies", 0, "tensors"), {"0.weight": None}, r"bodies\[0\].tensors.0.weight should be a list"),
+        (("bodies", 0, "head"), ["nowhere"], None),
+        (("layout", "tensors"), {}, "does not describe an ensemble that can be built: KeyError"),
+        (("layout", "shared_buffers"), [], "does not describe an ensemble that can be built: IndexError"),
+        (("layout", "facts"), [], "layout.facts should be a table"),
+        (("runs",), {"train": "fast", "eval": "loop"}, "runs.train should be one of 'auto', 'loop', .*got 'fast'"),
+        (("seed",), 1.5, "seed should be a whole number"),
+        (("calibration",), [{"calibration": "temperature"}], r"calibration\[0\] lacks 'kind'"),
+        (("tensors", "parts.shared.tensors.2 bias"), [[3], "float64"], "does not fit"),
+    ],
+)  # fmt: skip
+def test_what_config_json_says_is_checked_before_it_is_used(
+    stored: Path, place: tuple, value: object, words: str | None
+) -> None:
+    changed(stored, *place, value=value)
+    if words is None:
+        covey.load(stored, network=small())
+        return
+    with pytest.raises(StoreError, match=words):
+        covey.load(stored, network=small())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"format": ' + "[" * 100_000, "broken or cut short"),
+        ('{"format": ' + "[" * 200 + "]" * 200 + "}", "nested more than 48 deep"),
+        ('{"format": 2, "seed": ' + "9" * 5_000 + "}", "a whole number of 5000 digits"),
+        ('{"format": 2, "method": "\\ud800"}', "broken or cut short.*surrogates"),
+        ("[2]", "has format None"),
+        ('{"format": [2]}', r"has format \[2\]"),
+    ],
+)
+def test_texts_that_are_no_config_are_refused(stored: Path, text: str, words: str) -> None:
+    (stored / "config.json").write_text(text)
+    with pytest.raises(StoreError, match=words):
+        covey.load(stored, network=small())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("which", ["config.json", "tensors"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("pipe", "no ordinary file"), ("device", "no ordinary file"), ("folder", "no ordinary file"),
+     ("link", "is a link to .*, outside its folder"), ("circle", "is missing or cannot be read")],
+)  # fmt: skip
+def test_only_ordinary_files_of_the_folder_are_read(stored: Path, which: str, kind: str, words: str) -> None:
+    file = stored / which if which == "config.json" else next(stored.glob("*.safetensors"))
+    elsewhere = file.rename(stored.parent / file.name)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "link":
+        file.symlink_to(elsewhere)
+    else:
+        file.symlink_to(file.name)
+    with pytest.raises(
+        StoreError, match="has no config.json" if (which, kind) == ("config.json", "circle") else words
+    ):
+        covey.load(stored, network=small())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("mlp", {"classes": 3, "features": 10**8, "hidden": [10**8, 10**8]}, "another architecture"),
+        ("mlp", {"classes": 3, "features": 4, "hidden": [8] * 4000}, "far more tensors"),
+        ("vit", {"classes": 3, "depth": 10**8}, "far more tensors than were stored"),
+        ("pyramidnet", {"classes": 3, "depth": 200_000_000}, "far more tensors than were stored"),
+        ("wrn-9999999994-1", {"classes": 3}, "no network 'wrn-9999999994-1'"),
+        ("mlp", {"classes": 10**12, "features": 4}, "bodies.0..zoo.arguments.classes should be"),
+        ("mlp", {"features": 4}, "does not describe an ensemble that can be built: TypeError"),
+    ],
+)
+def test_large_networks_are_refused_before_memory_is_asked_for(
+    tmp_path: Path, name: str, arguments: dict, words: str
+) -> None:
+    network = zoo.create("mlp", classes=3, features=4, hidden=(8,))
+    covey.save(covey.convert(network, covey.DeepEnsemble(members=2), example=torch.randn(2, 4)), tmp_path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    changed(tmp_path, "bodies", 0, "zoo", value={"name": name, "arguments": arguments})
+    with pytest.raises(StoreError, match=words):
+        covey.load(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # in KiB: 1 GiB
+
+
+def test_a_tensor_file_of_another_dtype_is_refused(stored: Path) -> None:
+    """The bytes are the same, so that only the dtype tells."""
+    ensemble = covey.load(stored, network=small()).to(torch.float16)
+    covey.save(ensemble, stored)
+    config = json.loads((stored / "config.json").read_text())
+    path = stored / config["file"]
+    content = path.read_bytes()
+    path.unlink()
+    for code, words in (
+        (b'"I16"', "should be .* of float16 and is .* of int16"),
+        (b'"BF1"', "damaged or cut short"),
+    ):
+        other = content.replace(b'"F16"', code)
+        digest = hashlib.sha256(other).hexdigest()
+        name = f"tensors-{digest[:16]}.safetensors"
+        (stored / name).write_bytes(other)
+        (stored / "config.json").write_text(json.dumps({**config, "file": name, "sha256": digest}))
+        with pytest.raises(StoreError, match=words):
+            covey.load(stored, network=small())
+    bare = {key: value for key, value in config.items() if key != "tensors"}  # as files before had it
+    other = content.replace(b'"F16"', b'"I16"')
+    digest = hashlib.sha256(other).hexdigest()
+    bare |= {"file": f"tensors-{digest[:16]}.safetensors", "sha256": digest}
+    (stored / "config.json").write_text(json.dumps(bare))
+    with pytest.raises(StoreError, match="should be .* of floating point and is .* of int16"):
         covey.load(stored, network=small())
 
 

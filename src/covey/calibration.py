@@ -14,6 +14,18 @@ import torch
 from torch import Tensor
 
 from covey.errors import EvaluationError
+from covey.schema import Kinds, Many, Number, Record, Word
+
+SPEC = Kinds(
+    "calibration",
+    {
+        "temperature": Record({"kind": Word(("pooled", "members")), "values": Many(Number(1e-30), least=1)}),
+        "conformal": Record(
+            {"kind": Word(("threshold", "aps")), "alpha": Number(0, 1), "quantile": Number()}
+        ),
+    },
+)
+"""What a stored calibration looks like."""
 
 
 @dataclass(frozen=True)

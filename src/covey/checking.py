@@ -174,7 +174,7 @@ class _Trial:
         return _distance(output, answer) <= 10 * moved
 
     def _check_buffers(self, members: Sequence[int]) -> None:
-        """Members' own buffers are those of their networks; shared ones become, in train mode, the networks' mean."""
+        """Members' own buffers are those of their networks; shared ones become the networks' mean where they move."""
         for k in self.members:
             stores, row = self.ensemble.buffers_of(k)
             beside = [j for j in members if self.ensemble.network_of(j) == self.ensemble.network_of(k)]
@@ -182,7 +182,7 @@ class _Trial:
             for name, tensor in self.plain[k].named_buffers():
                 if name in stores.own:
                     self._check_buffer(k, name, stores.own[name][row], tensor)
-                elif self.mode == "train" and beside:
+                elif self.ensemble.moves and beside:
                     self._check_buffer(k, name, stores.shared[name], _mean([each[name] for each in networks]))
         # the next call starts from what they share
         for k in self.members:

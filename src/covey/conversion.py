@@ -66,7 +66,7 @@ def convert(
     if check is not None and not isinstance(check, bool):
         raise OptionError(f"check is True, False or None; got {check!r}.")
     method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
-    with random_state_kept(*(body.network for body in bodies), seed=seed):
+    with random_state_kept(*(body.network for body in bodies), seed=int(seed)):
         layout = method.design(bodies)
         ensemble = method.build(bodies, layout)
     _check_distinct(method, ensemble, bodies)

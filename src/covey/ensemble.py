@@ -112,6 +112,11 @@ class Ensemble(nn.Module):
         copied = any(record["writes_inputs"] is not False for record in self.records)
         return runs.Inputs(args, kwargs, count, self.memory_format, copied)
 
+    @property
+    def moves(self) -> bool:
+        """Whether buffers may change in the present mode: in train mode, and in some networks always."""
+        return self.training or any(record.get("moves_in_eval") for record in self.records)
+
     def nothing_left_behind(self) -> Any:
         """A context after which the skeletons hold no tensor that a call left in them; see `networks.leftovers`."""
         # a network that rescales its weights keeps in Python whether it has, and its weights are put back

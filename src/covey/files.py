@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and stored files that are what they seem."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from covey.errors import StoreError
 
 DRAFT = ".covey-"
 """What the names of drafts begin with."""
@@ -72,3 +74,28 @@ def is_ordinary(path: Path) -> bool:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):  # a ValueError for names that no file can have
         return False
+
+
+def check_stored(path: Path) -> None:
+    """Refuse what is no ordinary file of its folder: a pipe, a device, a folder, or a link that leads elsewhere.
+
+    From a pipe or a device one could read for ever; a link could make somebody else's file pass for the folder's own.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        beside = path.resolve().is_relative_to(path.parent.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # names that no file can have, links in a circle
+        raise StoreError(f"{path} is missing or cannot be read: {error}.") from error
+    if not stat.S_ISREG(mode):
+        raise StoreError(f"{path} is no ordinary file.")
+    if not beside:
+        raise StoreError(
+            f"{path} is a link to {path.resolve()}, outside its folder. Put the file itself there if you trust it."
+        )
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory that this machine has; None where the system does not say."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -9,8 +9,19 @@ from typing import Any
 
 from covey.errors import ConversionError, StoreError
 from covey.networks.anatomy import Anatomy
+from covey.schema import Many, Named, Record, Whole, Word
 
 VERSION = 1
+SPEC = Record(
+    {
+        "version": Whole(),
+        "shared_buffers": Many(Many(Word())),
+        "tensors": Named(Many(Word())),
+        "notes": Named(Word()),
+        "facts": Named(),
+    }
+)
+"""What a stored layout looks like; what the facts are is the method's affair."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
             output, after = _one(ensemble, k, inputs.of(i))
             outputs.append(output)
             copies.setdefault(ensemble.network_of(k), []).append(after)
-    if ensemble.training:
+    if ensemble.moves:
         for network, found in copies.items():
             ensemble.state[network].merge(found)
     return torch.stack(outputs)
@@ -98,7 +98,7 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     """Member k's output, and what it made of the shared buffers. Its tensors are gone when this returns."""
     buffers, row = ensemble.buffers_of(k)
     before = buffers.member(row)
-    if ensemble.training:
+    if ensemble.moves:
         before |= buffers.copies()
     tensors = {**ensemble.working_tensors(k), **before}
     output = ensemble.call(k, tensors, *given)
@@ -121,7 +121,7 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     if inputs.count is not None:
         varying = _without_padding(ensemble.skeleton(), varying)
     own = {name: tensor[list(members)] for name, tensor in buffers.own.items()}
-    copies = buffers.copies() if ensemble.training else {}
+    copies = buffers.copies() if ensemble.moves else {}
     fixed |= dict(buffers.shared.items())
     if inputs.count is not None or not (varying or owned):
         # members see other data or other random numbers, so each needs a copy of the shared buffers of its own
@@ -154,9 +154,9 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
 
     # the index keeps vmap content where nothing else is mapped
     index = torch.arange(len(members))
-    with _batchable_attention(), ensemble.nothing_left_behind():
+    with _batchable_attention(), _own_precision(ensemble), ensemble.nothing_left_behind():
         outputs, after = vmap(one, randomness="different")(index, varying, owned, own, mapped)
-    if ensemble.training:
+    if ensemble.moves:
         _write_back(ensemble, members, after, {name: fixed[name] for name in copies if name not in own})
     return outputs
 
@@ -171,6 +171,17 @@ def _batchable_attention() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def _own_precision(ensemble: Ensemble) -> Iterator[None]:
+    """No autocast: under vmap torch casts only what is not mapped, and then refuses convolutions of both kinds."""
+    kinds = {tensor.device.type for tensor in ensemble.parameters()}
+    with ExitStack() as stack:
+        for kind in kinds:
+            if torch.amp.is_autocast_available(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _without_padding(skeleton: nn.Module, varying: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,38 +6,100 @@ whole, and one that ends leaves the new one.
 
 Loading decides nothing: config.json holds the method's layout, and the ensemble is built from it without memory (on the
 meta device) before the stored tensors are put in.
+
+Loading is reading from a stranger: config.json is compared with a schema, then the tensor file's header with what
+config.json says of it, then the ensemble without memory with that header. Only then is memory asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from covey import registry, zoo
+from covey import calibration as calibrations
+from covey import layout as layouts
+from covey import registry, tensor_files, zoo
 from covey.calibration import Temperature, from_dict
 from covey.ensemble import Ensemble
-from covey.errors import CoveyError, StoreError
+from covey.errors import ConversionError, CoveyError, StoreError
 from covey.files import write_text
 from covey.layout import Layout
+from covey.losses import LOSS_OF_TASK
 from covey.networks.anatomy import Anatomy, listing, recalled
 from covey.networks.layers import hollow
+from covey.schema import (
+    LARGEST,
+    Either,
+    Many,
+    Maybe,
+    Named,
+    Number,
+    Record,
+    Spec,
+    Truth,
+    Whole,
+    Word,
+    check,
+    read_json,
+)
 from covey.seeds import random_state_kept
-from covey.tensor_files import digest, read_tensors, regular, shapes_in, write_tensors
+from covey.tensor_files import Header, digest, read_header, read_tensors, write_tensors
 from covey.version import __version__
 
 FORMAT = 2
 FIRST_FORMAT = 1  # had no layout; it is worked out from what it had
 CONFIG = "config.json"
-_KEYS = (
-    "method", "options", "bodies", "output", "task", "class_dim", "seed", "runs", "memory_format", "training",
-    "calibration", "file", "sha256",
-)  # fmt: skip
+MOST_MEMBERS = 1 << 16
+_TRIED = 128  # members that are made on trial
 _MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
+_RUN = Word(("auto", "loop", "batched"))
+_LISTING = Named(Many(Either((Word(), Many(Whole()))), least=2, most=2))  # name -> [shape, dtype]
+_ARGUMENT = Maybe(Either((Truth(), Word(), Number(0, 1 << 28), Many(Number(0, 1 << 28), most=4096))))
+_BODY = Record(
+    {
+        "tensors": _LISTING,
+        "ties": Named(Word()),
+        "head": Many(Word()),
+        "stem": Many(Word()),
+        "state": Many(Word()),
+        "zoo": Maybe(Record({"name": Word(), "arguments": Named(_ARGUMENT)})),
+    },
+    optional={"writes_inputs": Maybe(Truth()), "rewrites": Many(Word())},
+)
+_COMMON: dict[str, Spec] = {
+    "method": Word(),
+    "options": Record(optional={"members": Whole(1, MOST_MEMBERS)}),
+    "bodies": Many(_BODY, least=1, most=MOST_MEMBERS),
+    "output": Maybe(Either((Word(), Whole(-64, 64)))),
+    "task": Word(tuple(LOSS_OF_TASK)),
+    "class_dim": Maybe(Whole(-64, 64)),
+    "seed": Whole(-LARGEST),
+    "runs": Record({"train": _RUN, "eval": _RUN}),
+    "memory_format": Word(_MEMORY_FORMATS),
+    "training": Truth(),
+    "calibration": Many(calibrations.SPEC, most=2),
+    "file": Word(),
+    "sha256": Word(),
+}
+_SPECS = {
+    FIRST_FORMAT: Record(
+        {**_COMMON, "bodies": Many(Record({**_BODY.keys, "shared": Many(Word())}), least=1), "extra": Named()}
+    ),
+    FORMAT: Record(
+        {**_COMMON, "layout": layouts.SPEC}, optional={"frozen": Many(Word()), "tensors": _LISTING}
+    ),
+}
+"""What config.json looks like in each format."""
+
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".ckpt")
 
 
@@ -75,17 +137,19 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
     folder = Path(folder)
     config = _read_config(folder)
     path = folder / config["file"]
-    try:
+    header = read_header(path)
+    _check_header(path, header, config)
+    with _explained(folder / CONFIG):
         networks = _networks(config, network)
         for net, body in zip(networks, config["bodies"], strict=True):
             _check_architecture(net, body["tensors"], folder)
-        ensemble = _built(config, networks, path)
-    except (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-        raise StoreError(
-            f"{folder / CONFIG} does not describe an ensemble: {type(error).__name__}: {error}. "
-            "It was changed after it was written."
-        ) from error
-    _fill(ensemble, path)
+        with _Bounded(20_000 + 1_000 * len(header.tensors)):
+            ensemble = _built(config, networks, header)
+    _check_fits(ensemble, header, path)
+    with _explained(folder / CONFIG):
+        _check_members(ensemble)
+    _, tensors = read_tensors(path)
+    ensemble.load_state_dict(tensors, assign=True)
     frozen = config.get("frozen")  # the first format did not say
     if frozen is not None:
         for name, parameter in ensemble.named_parameters():
@@ -93,17 +157,14 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
     return ensemble.train(config["training"])
 
 
-def _built(config: Mapping[str, Any], networks: list[nn.Module], path: Path) -> Ensemble:
+def _built(config: Mapping[str, Any], networks: list[nn.Module], header: Header) -> Ensemble:
     """The ensemble that config.json describes, without memory."""
     method = registry.revived(config["method"], config["options"])
     records = config["bodies"]
     bodies = [recalled(net, body, config["output"]) for net, body in zip(networks, records, strict=True)]
-    layout = _layout(config, method, bodies, path)
+    layout = _layout(config, method, bodies, header)
     with random_state_kept():
-        try:
-            ensemble = method.build(bodies, layout)
-        except CoveyError as error:
-            raise StoreError(f"{path.parent} does not describe an ensemble: {error}") from error
+        ensemble = method.build(bodies, layout)
     ensemble.task, ensemble.class_dim = config["task"], config["class_dim"]
     ensemble.seed, ensemble.runs = config["seed"], dict(config["runs"])
     ensemble.memory_format = getattr(torch, config["memory_format"])
@@ -115,16 +176,55 @@ def _built(config: Mapping[str, Any], networks: list[nn.Module], path: Path) -> 
     return ensemble
 
 
-def _layout(config: Mapping[str, Any], method: Any, bodies: list[Anatomy], path: Path) -> Layout:
+def _layout(config: Mapping[str, Any], method: Any, bodies: list[Anatomy], header: Header) -> Layout:
     if config["format"] == FORMAT:
         return Layout.from_dict(config["layout"])
     shared = tuple(tuple(body["shared"]) for body in config["bodies"])
-    layout = method.recall(bodies, config["extra"], shapes_in(path))
+    layout = method.recall(bodies, config["extra"], header.shapes)
     return Layout(shared, layout.tensors, layout.notes, layout.facts)
 
 
+class _Bounded(TorchDispatchMode):
+    """Stops a build that goes on and on, because a number in config.json was made very large.
+
+    Args:
+        operations: of torch that the build may take, far more than it needs.
+    """
+
+    def __init__(self, operations: int) -> None:
+        super().__init__()
+        self.left = operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ConversionError(
+                "it would have far more tensors than were stored; a number in it was changed."
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while an ensemble is built from a file's words is laid to the file.
+
+    A schema cannot know all that a method wants of its own options and layout, and a method may be somebody else's.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except CoveyError as error:
+        raise StoreError(f"{path} does not describe an ensemble: {error}") from error
+    except Exception as error:
+        raise StoreError(
+            f"{path} does not describe an ensemble that can be built: {type(error).__name__}: {error}. It was changed "
+            "after it was written, or the method's code is another one."
+        ) from error
+
+
 def _config(ensemble: Ensemble) -> dict[str, Any]:
-    calibrations = (ensemble.temperature, ensemble.conformal)
+    fitted = (ensemble.temperature, ensemble.conformal)
     return {
         "format": FORMAT,
         "covey": __version__,
@@ -138,8 +238,9 @@ def _config(ensemble: Ensemble) -> dict[str, Any]:
         "runs": ensemble.runs,
         "memory_format": str(ensemble.memory_format).removeprefix("torch."),
         "training": ensemble.training,
+        "tensors": tensor_files.listing(ensemble.state_dict()),
         "frozen": [name for name, parameter in ensemble.named_parameters() if not parameter.requires_grad],
-        "calibration": [found.to_dict() for found in calibrations if found is not None],
+        "calibration": [found.to_dict() for found in fitted if found is not None],
     }
 
 
@@ -154,43 +255,38 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.exists():
         raise StoreError(f"{folder} has no {CONFIG}: it is no stored ensemble, or the file was lost.")
-    regular(path)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is broken or cut short: {error}.") from error
+    config = read_json(path)
     found = config.get("format") if isinstance(config, dict) else None
-    if found not in (FIRST_FORMAT, FORMAT):
+    if not isinstance(found, int) or found not in _SPECS:
         writer = config.get("covey", "unknown") if isinstance(config, dict) else "unknown"
         raise StoreError(
             f"{path} has format {found!r} (written by covey {writer}); this covey reads formats "
             f"{FIRST_FORMAT} and {FORMAT}. Load it with the version that wrote it."
         )
-    _check_keys(path, config)
+    check(config, _SPECS[found], path)
+    file = config["file"]
+    if not file.endswith(".safetensors") or Path(file).name != file or "\0" in file:
+        raise StoreError(f"{path} names the file {file!r}; expected a .safetensors file beside it.")
+    if not os.path.lexists(folder / file):
+        raise StoreError(f"{folder} lacks {file}, which {CONFIG} names; the folder was not copied whole.")
     return config
 
 
-def _check_keys(path: Path, config: dict[str, Any]) -> None:
-    wanted = (*_KEYS, "extra" if config["format"] == FIRST_FORMAT else "layout")
-    lacks = [key for key in wanted if key not in config]
-    if lacks:
-        raise StoreError(f"{path} lacks {lacks[0]!r}; it was changed after it was written.")
-    file = config["file"]
-    if config["memory_format"] not in _MEMORY_FORMATS or not _is_beside(file):
-        raise StoreError(
-            f"{path} names the memory format {config['memory_format']!r} and the file {file!r}; expected one "
-            f"of {', '.join(_MEMORY_FORMATS)} and a file beside it."
-        )
-    if not (path.parent / file).exists():
-        raise StoreError(
-            f"{path.parent} lacks {file}, which {CONFIG} names; the folder was not copied whole."
-        )
-    if not isinstance(config["bodies"], list) or not config["bodies"]:
-        raise StoreError(f"{path} names no networks; it was changed after it was written.")
+def _check_header(path: Path, header: Header, config: Mapping[str, Any]) -> None:
+    """Refuse a tensor file that is not the one that config.json speaks of."""
+    listed = config.get("tensors")  # the first format did not say
+    if listed is None:
+        return
+    for name in [*listed, *header.tensors]:
+        if listed.get(name) != header.tensors.get(name):
+            raise StoreError(
+                f"{path} does not fit: {name!r} should be {_shown(listed.get(name))} and is "
+                f"{_shown(header.tensors.get(name))}."
+            )
 
 
-def _is_beside(file: Any) -> bool:
-    return isinstance(file, str) and file not in ("", ".", "..") and Path(file).name == file
+def _shown(entry: list | None) -> str:
+    return "no such tensor" if entry is None else f"{tuple(entry[0])} of {entry[1]}"
 
 
 def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | None) -> list[nn.Module]:
@@ -212,7 +308,8 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
                 "the stored network is not one of covey.zoo's, so give its architecture: "
                 "covey.load(folder, network=...)."
             )
-        with random_state_kept(), torch.device("meta"):
+        bound = _Bounded(500 + 50 * len(body["tensors"]))
+        with random_state_kept(), bound, torch.device("meta"):
             made.append(zoo.create(body["zoo"]["name"], **body["zoo"]["arguments"]))
     return made
 
@@ -228,21 +325,40 @@ def _check_architecture(network: nn.Module, stored: dict[str, Any], folder: Path
             )
 
 
-def _fill(ensemble: Ensemble, path: Path) -> None:
-    """Put the stored tensors in, when it is sure that they fit."""
-    _, tensors = read_tensors(path)
-    expected = ensemble.state_dict()
-    for name in [*expected, *tensors]:
-        ours, theirs = (_described(store, name) for store in (expected, tensors))
+def _check_fits(ensemble: Ensemble, header: Header, path: Path) -> None:
+    """Refuse tensors that are not those of the ensemble, before memory is asked for."""
+    expected = tensor_files.listing(ensemble.state_dict())
+    for name in [*expected, *header.tensors]:
+        ours, theirs = _described(expected.get(name)), _described(header.tensors.get(name))
         if ours != theirs:
             raise StoreError(f"{path} does not fit: {name!r} should be {ours} and is {theirs}.")
-    ensemble.load_state_dict(tensors, assign=True)
 
 
-def _described(tensors: Mapping[str, torch.Tensor], name: str) -> str:
-    """A tensor's shape and whether it holds fractions; members may be stored in another precision."""
-    if name not in tensors:
+def _check_members(ensemble: Ensemble) -> None:
+    """Refuse a layout from which members cannot be made, by making them without memory."""
+    trial = copy.deepcopy(ensemble).to("meta")  # a copy, because parts may keep what they have generated
+    step = max(1, ensemble.members // _TRIED)
+    for k in range(0, ensemble.members, step):
+        buffers, row = trial.buffers_of(k)
+        with torch.no_grad():
+            made = {**trial.tensors(k), **buffers.member(row)}
+        for name in trial.records[trial.network_of(k)].get("rewrites", ()):
+            if name not in made:
+                raise ConversionError(
+                    f"the network is said to change {name!r} in place, which it does not have."
+                )
+        for name, wanted in listing(trial.skeleton(k)).items():
+            if name not in made or list(made[name].shape) != wanted[0]:
+                found = tuple(made[name].shape) if name in made else "no such tensor"
+                raise ConversionError(
+                    f"member {k}'s {name!r} should have shape {tuple(wanted[0])} and comes out as {found}."
+                )
+
+
+def _described(entry: list | None) -> str:
+    """A tensor's shape and whether it holds fractions; an ensemble may be stored in another precision."""
+    if entry is None:
         return "no such tensor"
-    tensor = tensors[name]
-    kind = "floating point" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
-    return f"{tuple(tensor.shape)} of {kind}"
+    shape, dtype = entry
+    kind = "floating point" if getattr(torch, dtype).is_floating_point else dtype
+    return f"{tuple(shape)} of {kind}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import re
-import stat
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey.errors import StoreError
-from covey.files import draft, settle
+from covey.files import check_stored, draft, machine_memory, settle
+from covey.schema import Named, check, parse_json
 
+# safetensors' names of the dtypes that covey stores
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U16": "uint16",
+    "U32": "uint32", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64",
+}  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # which is safetensors' own limit
 _SUFFIX = ".safetensors"
 _NAME = re.compile(r".+-([0-9a-f]{16})\.safetensors")
 
@@ -47,43 +56,107 @@ def write_tensors(
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The record and the tensors of a file that `write_tensors` wrote; a StoreError where it is not whole."""
+    header = read_header(path)
     check_whole(path)
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            # cloned, because memory that is aligned otherwise gives other last bits
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        return json.loads(metadata.get("covey", "{}")), tensors
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{path} cannot be read: {error}.") from error
+    _check_memory(path, header.bytes)
+    with _opened(path) as file:
+        # cloned, because memory that is aligned otherwise gives other last bits
+        return header.about, {name: file.get_tensor(name).clone() for name in header.tensors}
 
 
-def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in a file, without reading the tensors."""
-    regular(path)
+@dataclass(frozen=True)
+class Header:
+    """What a tensor file says of itself, without its tensors.
+
+    Args:
+        tensors: name -> [shape, dtype] of every tensor.
+        about: the record that the file carries.
+        bytes: of all tensors.
+    """
+
+    tensors: dict[str, list]
+    about: dict[str, Any]
+    bytes: int
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors' shapes by name."""
+        return {name: tuple(shape) for name, (shape, _) in self.tensors.items()}
+
+
+def listing(tensors: Mapping[str, Tensor]) -> dict[str, list]:
+    """Name -> [shape, dtype] of tensors, as JSON holds it and as `Header.tensors` has it."""
+    return {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors.items()}
+
+
+def read_header(path: Path) -> Header:
+    """A file's header, which safetensors has compared with the file's size."""
+    check_stored(path)
+    check_size(path)
+    tensors: dict[str, list] = {}
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            code = part.get_dtype()
+            if code not in DTYPES:
+                raise StoreError(f"{path}: the tensor {name!r} has the unknown dtype {code!r}.")
+            tensors[name] = [list(part.get_shape()), DTYPES[code]]
+    about = parse_json(metadata.get("covey", "{}"), path)
+    check(about, Named(), path)
+    return Header(tensors, about, path.stat().st_size)
+
+
+def check_size(path: Path) -> None:
+    """Refuse a file that is not as long as its header says, before safetensors maps it into memory."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size, _LONGEST_HEADER):
+                raise ValueError(f"its header should have {length} bytes")
+            header = json.loads(file.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+        if size != expected:
+            raise ValueError(f"it has {size} bytes, and its header speaks of {expected}")
+    except (
+        OSError,
+        struct.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise StoreError(f"{path} is damaged or cut short: {error}.") from error
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, "pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+            yield file
+    except SafetensorError as error:
+        raise StoreError(f"{path} is damaged or cut short: {error}.") from error
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {error}.") from error
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a file that is not there, is no ordinary file, or does not have the checksum in its name."""
-    regular(path)
+    """Refuse a file that does not have the checksum in its name."""
     named = _NAME.fullmatch(path.name)
     if named is None or digest(path)[:16] != named.group(1):
         raise StoreError(f"{path} is damaged or cut short: its checksum is not the one in its name.")
 
 
-def regular(path: Path) -> None:
-    """Refuse what is no ordinary file, such as a pipe, from which one could read for ever."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path} is missing or cannot be read: {error}.") from error
-    if not stat.S_ISREG(mode):
-        raise StoreError(f"{path} is no ordinary file.")
+def _check_memory(path: Path, needed: int) -> None:
+    """Refuse tensors that do not fit into this machine's memory, before it is asked for."""
+    there = machine_memory()
+    if there is not None and needed > 0.9 * there:
+        raise StoreError(
+            f"{path} holds {needed / 2**30:.1f} GiB of tensors, and this machine has {there / 2**30:.1f} GiB of memory."
+        )
 
 
 def digest(path: Path) -> str:

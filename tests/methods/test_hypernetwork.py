@@ -247,10 +247,12 @@ def test_bad_input_says_what_to_do() -> None:
     body = examine(_Net(), example=torch.zeros(2, 3, 5, 5))
     with pytest.raises(covey.CoveyError, match=r"at least [\d,]+ parameters.*'convs.*the most of all layers"):
         built(covey.Hypernetwork(members=3, budget=500), [body])
-    with pytest.raises(covey.CoveyError, match="linear=True"):
-        covey.convert(
-            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), covey.Hypernetwork(), example=torch.zeros(2, 4)
-        )
+    linear = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(covey.CoveyError, match="linear=False.*Leave linear out, or set linear=True"):
+        covey.convert(linear, covey.Hypernetwork(linear=False), example=torch.zeros(2, 4))
+    for options in ({"linear": True}, {}):
+        with pytest.raises(covey.CoveyError, match="makes the weights of layers before the head.*Name other"):
+            covey.convert(linear[:1], covey.Hypernetwork(**options), example=torch.zeros(2, 4))
     with pytest.raises(covey.CoveyError, match="give convert\\(\\) an example"):
         covey.convert(_Net(), covey.Hypernetwork())
     with pytest.raises(covey.CoveyError, match="SuperWeights takes several"):
@@ -259,7 +261,7 @@ def test_bad_input_says_what_to_do() -> None:
         ({"sizes": (1, 2)}, "3 values, each a whole number"),
         ({"sizes": (1, 2, 0)}, "at least 1"),
         ({"budget": 0}, "above 0"),
-        ({"budget": True}, "budget is a whole number or a finite number"),
+        ({"budget": True}, "budget is a whole number or a finite number or one of 'auto'"),
         ({"budget": float("nan")}, "budget is a whole number or a finite number"),
         ({"norms": "none"}, "one of 'member', 'shared', 'single'"),
         ({"embeddings": "none"}, "one of 'member', 'shared'"),

@@ -193,3 +193,51 @@ def test_layers_that_the_answer_does_not_use_get_no_templates(name: str, tmp_pat
     covey.save(ensemble.eval(), tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=WithAux())(X), ensemble(X))
+
+
+def _mixed(linear: int, kernels: int) -> nn.Module:
+    """Square matrices of 64 parameters and kernels of 64 behind each other, and a head."""
+    convolutions = [nn.Conv1d(4, 4, 4, padding="same", bias=False) for _ in range(kernels)]
+    matrices = [nn.Linear(8, 8, bias=False) for _ in range(linear)]
+    return nn.Sequential(*convolutions, *matrices, nn.Flatten(), nn.Linear(32, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize(
+    ("linear", "kernels", "counts"), [(3, 0, True), (3, 2, True), (2, 2, False), (2, 3, False)]
+)
+@pytest.mark.parametrize("kind", ["hypernetwork", "mixture", "superweights", "shapeshifter"])
+def test_what_a_network_is_made_of_decides_whether_linear_layers_count(
+    kind: str, linear: int, kernels: int, counts: bool, tmp_path
+) -> None:
+    x = torch.randn(5, 4, 8)
+    network = _mixed(linear, kernels)
+    ensemble = covey.convert(network, covey.METHODS[kind](members=3), example=x)
+    assert ensemble.layout.facts["linear"] is counts
+    made = ensemble.layout.facts["makeup"][0]
+    assert len(made) == kernels + (linear if counts else 0)
+    covey.save(ensemble, tmp_path / kind)
+    again = covey.load(tmp_path / kind, network=_mixed(linear, kernels))
+    assert again.layout == ensemble.layout
+    assert again.method == ensemble.method
+
+
+@pytest.mark.parametrize("kind", ["hypernetwork", "mixture", "superweights", "shapeshifter"])
+def test_a_budget_that_nobody_set_is_the_least_that_works(kind: str) -> None:
+    # four heads and norms leave no room within the size of one network
+    network = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 40))
+    make, x = covey.METHODS[kind], torch.randn(5, 4)
+    size = sum(p.numel() for p in network.parameters())
+    heads = {"heads": "member"} if kind == "mixture" else {}
+    ensemble = covey.convert(network, make(members=4, **heads), example=x)
+    least = ensemble.layout.facts["budget"]
+    assert size < ensemble.coverage.total <= least
+    with pytest.raises(
+        covey.CoveyError, match=f"at least {least:,} .*Raise the budget to {least} or leave it out"
+    ):
+        covey.convert(network, make(members=4, budget=least - 1, **heads), example=x)
+    same = covey.convert(network, make(members=4, budget=least, **heads), example=x)
+    assert same.layout == ensemble.layout
+    # where the size of one network is enough, that is the budget
+    wide = nn.Sequential(*(nn.Linear(24, 24) for _ in range(9)), nn.Linear(24, 2))
+    assert covey.convert(wide, make(members=4), example=torch.randn(5, 24)).layout.facts["budget"] == 1.0

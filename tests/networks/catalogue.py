@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from vision import declare_operators
+
 Kind = Literal["convolutional", "vision transformer", "transformer", "recurrent", "mlp", "other"]
 BATCH = 4
 CLASSES = 5
@@ -85,21 +87,6 @@ def sequences(length: int, width: int) -> Callable[[], Tensor]:
 def tokens(length: int, words: int) -> Callable[[], Tensor]:
     """Inputs of networks that take words."""
     return lambda: torch.randint(0, words, (BATCH, length))
-
-
-@functools.cache
-def declare_operators() -> Any:
-    """Declare the operators that torchvision asks for on import, where it comes without its compiled ones.
-
-    They live as long as the object that this returns; nothing here calls them.
-    """
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        try:
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # torchvision has its own
-            continue
-    return library
 
 
 def importable(package: str) -> bool:

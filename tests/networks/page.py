@@ -26,12 +26,17 @@ SLOW_CONVERSION = 5.0  # seconds
 def written(found: Sequence[Verdict], networks: Mapping[str, Network]) -> str:
     """The whole page."""
     found = [verdict for verdict in found if verdict.network in networks]
-    sections = [_opening(found), _shares(found, networks), _rows(found, networks), _faults(found)]
+    sections = [
+        _opening(found, len(networks)),
+        _shares(found, networks),
+        _rows(found, networks),
+        _faults(found),
+    ]
     sections += [_refusals(found), _slow_conversions(found)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _opening(found: Sequence[Verdict]) -> str:
+def _opening(found: Sequence[Verdict], catalogue: int) -> str:
     counts = Counter(verdict.verdict for verdict in found)
     pointless = sum(bool(verdict.meaningless) for verdict in found)
     networks = len({verdict.network for verdict in found})
@@ -39,13 +44,14 @@ def _opening(found: Sequence[Verdict]) -> str:
     told = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     return f"""# Which networks work
 
-Every method with its default options on {networks} networks that nobody here wrote for it: classes of timm,
-torchvision and transformers in small versions, and plain networks as people write them. Random weights, random inputs,
-float64. `Slimmable` is not here: it takes networks of several widths.
+Every method with its default options on {networks} of the catalogue's {catalogue} networks, which nobody here wrote
+for it: classes of timm, torchvision and transformers in small versions, and plain networks as people write them. Random
+weights, random inputs, float64. `Slimmable` is not here: it takes networks of several widths.
 
 `python tests/networks/sweep.py --write docs/networks.md` on {datetime.date.today()}; {versions}.
-Of {len(found)} cases: {told}. In {pointless} of the refused cases the method can mean nothing for the
-network, such as an ensemble of norms where there are none.
+A case that is run again replaces the older one. Of {len(found)} cases: {told}.
+In {pointless} of the refused cases the method can mean nothing for the network, such as an ensemble of norms where
+there are none.
 
 A case is `ok` if all of this holds:
 

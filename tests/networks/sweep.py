@@ -24,9 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
@@ -37,6 +39,7 @@ from verdicts import VERDICTS, Verdict, judge, methods
 SECONDS = 60.0  # of processor time, for one method on one network
 PATIENCE = 10.0  # times as long on the clock, where the machine is busy
 MEMORY = 8 * 2**30
+DIED = "the process died"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,43 +102,38 @@ def _until_stuck(network: Network, wanted: Sequence[str]) -> Iterator[Verdict]:
     theirs.close()
     try:
         for method in wanted:
-            start, busy = time.monotonic(), _processor_seconds(worker.pid)
-            verdict = None
-            while verdict is None:
-                try:
-                    if ours.poll(1.0):
-                        verdict = ours.recv()
-                        continue
-                except EOFError:
-                    reason = f"the process died with code {_code(worker)}"
-                    verdict = Verdict(network.name, method, "raises", reason)
-                spent = _processor_seconds(worker.pid) - busy
-                if verdict is None and (spent > SECONDS or time.monotonic() - start > PATIENCE * SECONDS):
-                    verdict = Verdict(
-                        network.name, method, "slow", f"more than {SECONDS:.0f} s", seconds=SECONDS
-                    )
+            verdict = _awaited(ours, worker, network, method)
             yield verdict
-            if not worker.is_alive() or verdict.verdict == "slow":
+            if verdict.verdict == "slow" or verdict.reason.startswith(DIED):
                 return
     finally:
         worker.kill()
         worker.join()
 
 
+def _awaited(pipe: Connection, worker: Any, network: Network, method: str) -> Verdict:
+    """The worker's next verdict, or that there is none in time."""
+    start, busy = time.monotonic(), _processor_seconds(worker.pid)
+    while True:
+        try:
+            if pipe.poll(1.0):
+                return pipe.recv()
+        except EOFError:
+            worker.join(5)
+            return Verdict(network.name, method, "raises", f"{DIED} with code {worker.exitcode}")
+        spent = _processor_seconds(worker.pid) - busy
+        if spent > SECONDS or time.monotonic() - start > PATIENCE * SECONDS:
+            return Verdict(network.name, method, "slow", f"more than {SECONDS:.0f} s", seconds=SECONDS)
+
+
 def _work(network: Network, wanted: Sequence[str], pipe: Connection) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno()
-    )  # torch's own reports of what it then raises
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 2)  # torch itself reports much of what it then raises
     for method in wanted:
         pipe.send(judge(network, method))
     pipe.close()
-
-
-def _code(worker: multiprocessing.Process) -> int | None:
-    worker.join(5)
-    return worker.exitcode
 
 
 def _processor_seconds(pid: int | None) -> float:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ import covey
 from covey import Machine, Recipe, fit
 from covey.data import Augment
 from covey.errors import StoreError
+from covey.tensor_files import write_tensors
 from covey.train import checkpoint
 
 QUIET = Machine(accelerator="cpu", progress=False)
@@ -100,6 +102,66 @@ def test_other_settings_are_refused(tmp_path):
     ):
         train(tmp_path, replace(RECIPE, epochs=1, lr=0.2), resume=True)
     train(tmp_path, replace(RECIPE, epochs=1, checkpoint=None), resume=True)  # how often it saves may change
+
+
+def test_settings_that_a_checkpoint_does_not_know_had_their_default():
+    now = {
+        "recipe": {"lr": 0.1, "new": None, "schedule": {"kind": "cosine", "warmup": 0.0}},
+        "data": {"source": "a"},
+    }
+    was = {"recipe": {"lr": 0.1, "schedule": {"kind": "cosine"}}, "data": {"source": "a"}}
+    checkpoint.check_settings("it", was, now)
+    with pytest.raises(StoreError, match=r"recipe.schedule.warmup was 0.0 and is 2.0"):
+        checkpoint.check_settings("it", was, {"recipe": {"schedule": {"warmup": 2.0}}})
+    with pytest.raises(StoreError, match=r"recipe.old was None, and this covey has no such setting"):
+        checkpoint.check_settings("it", {"recipe": {"lr": 0.1, "old": None}}, {"recipe": {"lr": 0.1}})
+
+
+def rewritten(folder, dropped="nothing", **changes):
+    """The newest checkpoint with other words in its record, and the checksum that goes with them."""
+    path, about, tensors = checkpoint.newest(folder)
+    about.pop("tensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
+    path.unlink()
+    write_tensors(path.parent, path.name[:10], tensors, {"format": 2, **about, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"phase": 7}, "says phase 7 after"),
+        ({"consumed": 10**9}, "and the run has 1 phases and 12 minibatches"),
+        ({"rows": 3}, "rows should be a list"),
+        ({"optimizer": {"99": {}}}, "remembers a parameter '99', which there is not"),
+        ({"optimizer": {"0": {"momentum_buffer": 3}}, "dropped": "optimizer:0:"}, "as 3, not as a tensor"),
+        ({"optimizer": {"0": {"step": 3}}}, r"remembers \['momentum_buffer', 'step'\] of parameter 0"),
+        ({"optimizer": []}, "optimizer should be a table"),
+        ({"runs": {"train": "loop"}}, "runs lacks 'eval'"),
+        (
+            {"layout": {"version": 1, "shared_buffers": [], "tensors": {}, "notes": {}, "facts": {}}},
+            "does not fit",
+        ),
+        ({"settings": {}}, "settings lacks 'recipe'"),
+        ({"tensors": {}}, "holds other tensors than its record says"),
+        ({"notes": {"best": "high"}}, "notes.best should be a number"),
+    ],
+)
+def test_a_checkpoint_whose_record_was_changed_is_refused(tmp_path, changes, words):
+    recipe = replace(RECIPE, epochs=1)
+    train(tmp_path, recipe)
+    rewritten(tmp_path, **changes)
+    with pytest.raises(StoreError, match=words):
+        train(tmp_path, recipe, resume=True)
+
+
+def test_an_ensemble_without_checkpoints_is_not_trained_over(tmp_path):
+    recipe = replace(RECIPE, epochs=1)
+    train(tmp_path, recipe)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(
+        StoreError, match="holds the ensemble of a finished run, which a new one would replace"
+    ):
+        train(tmp_path, recipe)
 
 
 def test_nothing_to_resume_starts_from_the_beginning(tmp_path, caplog):

@@ -24,6 +24,7 @@ from covey.data.show import contact_sheet, list_known, summary
 from covey.data.splits import fewer
 from covey.errors import DataError, StoreError
 from covey.files import write_text
+from covey.schema import read_text
 from covey.train import Recipe
 
 _NAMED = 5  # inputs in a message
@@ -68,13 +69,14 @@ def train(args: Sequence[str]) -> int:
     options = start.options if name == start.method else registry.lookup(name)()
     settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
-    history, data = run.train(settings, folder, resume=own.resume)
-    if not run.leads():
-        return 0
-    print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
-          f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
-    if own.evaluate and len(data.test):
-        print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
+    with run.writing(folder):
+        history, data = run.train(settings, folder, resume=own.resume)
+        if not run.leads():
+            return 0
+        print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
+              f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
+        if own.evaluate and len(data.test):
+            print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
     return 0
 
 
@@ -139,12 +141,19 @@ def evaluate(args: Sequence[str]) -> int:
         args,
         about="Score a trained run on its test data, and write a report.",
     )
+    with run.writing(run.existing(own.folder)):
+        return _evaluate(own)
+
+
+def _evaluate(own: EvaluateFlags) -> int:
     folder = Path(own.folder)
-    settings = run.settings_of(run.read_settings(folder))
+    stored = run.read_settings(folder)
+    settings = run.settings_of(stored)
     dataset = (
         settings.dataset if not own.ood else updated(settings.dataset, {"ood": list(own.ood)}, "dataset")
     )
     ensemble, data = run.read_ensemble(folder), dataset.load()
+    run.check_same_data(data, stored["record"], folder)
     if own.limit is not None:
         data = fewer(data, own.limit, settings.dataset.data_seed)
     scores = run.score(folder, ensemble, data, corruptions=own.corruptions)
@@ -208,7 +217,7 @@ def predict(args: Sequence[str]) -> int:
 def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
     """A record for each input: the prediction and its uncertainty."""
     if isinstance(answer, Prediction):
-        classes = record["classes"]
+        classes = _class_names(record["classes"], answer.probs.shape[-1])
         columns = {
             "prediction": [classes[i] for i in answer.label.tolist()],
             "probability": answer.max_prob.tolist(),
@@ -228,6 +237,16 @@ def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -
     return [
         dict(zip(("input", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)
     ]
+
+
+def _class_names(classes: Sequence[str], outputs: int) -> list[str]:
+    """A name for each output; a network may have more outputs than the data have classes."""
+    if outputs < len(classes):
+        raise StoreError(
+            f"the run's settings name {len(classes)} classes, and its ensemble has {outputs} outputs: its files do "
+            "not belong together."
+        )
+    return [*classes, *(f"class {i}" for i in range(len(classes), outputs))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +336,7 @@ def show(args: Sequence[str]) -> int:
         f"size      {coverage.total:,} parameters, {coverage.ratio:.3f} of the network's {coverage.network:,}"
     )
     print(f"training  {stored['ended']}, {stored['seconds']} s\n")
-    print((folder / "history.csv").read_text().strip())
+    print(read_text(folder / "history.csv").strip())
     if (folder / "evaluation.json").exists():
         from covey.scores import Evaluation
 

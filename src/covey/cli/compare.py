@@ -19,6 +19,7 @@ from covey.cli.flags import UsageError, parse
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import CoveyError, OptionError
 from covey.extras import load
+from covey.locks import locked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,13 +166,27 @@ def execute(
     results: Results | None = None,
 ) -> int:
     """Do all runs, those that are done already excepted, and write results and the report. 1 if a run failed."""
-    failed = []
     ways: dict[str, Callable[[Iterable[PlannedRun]], Iterator[tuple[PlannedRun, str | None]]]] = {
         "ray": _on_ray,
         "jobs": lambda t: _in_processes(t, jobs),
         "alone": _one_by_one,
     }
     way = ways["ray" if ray else "jobs" if jobs > 1 else "alone"]
+    with locked(folder, what="comparison"):
+        failed = _do_all(way, planned, results)
+        finished = [one for one in planned if one not in failed]
+        if finished:
+            print(f"report: {report(finished, folder, baseline, flatness)}")
+    return 1 if failed else 0
+
+
+def _do_all(
+    way: Callable[[Iterable[PlannedRun]], Iterator[tuple[PlannedRun, str | None]]],
+    planned: Sequence[PlannedRun],
+    results: Results | None,
+) -> list[PlannedRun]:
+    """Do the runs and say how each went; returns those that failed."""
+    failed = []
     for done, (one, error) in enumerate(way(planned), 1):
         seed = one.settings.recipe.seed
         which = f"seed {seed}" if one.repeat == seed else f"repetition {one.repeat}"
@@ -180,22 +195,20 @@ def execute(
             failed.append(one)
         elif results is not None:
             results.write()
-    finished = [one for one in planned if one not in failed]
-    if finished:
-        print(f"report: {report(finished, folder, baseline, flatness)}")
-    return 1 if failed else 0
+    return failed
 
 
 def do_run(one: PlannedRun) -> str | None:
     """One run in whatever process; returns what went wrong, or None. A run that is done is not done again."""
     try:
-        if _is_done(one):
-            return None
-        history, data = run.train(one.settings, one.folder, resume=True)
-        run.score(one.folder, history.ensemble, data, corruptions=one.corruptions)
-        if one.collapsed and history.ensemble.members > 1:
-            run.score_collapsed(one.folder, history.ensemble, data)
-        run.measure_cost(one.folder, history.ensemble, data)
+        with locked(one.folder):
+            if _is_done(one):
+                return None
+            history, data = run.train(one.settings, one.folder, resume=True)
+            run.score(one.folder, history.ensemble, data, corruptions=one.corruptions)
+            if one.collapsed and history.ensemble.members > 1:
+                run.score_collapsed(one.folder, history.ensemble, data)
+            run.measure_cost(one.folder, history.ensemble, data)
     except (CoveyError, OSError) as error:
         return " ".join(str(error).split())
     return None

@@ -11,12 +11,18 @@ from typing import Any
 
 from covey.cli.settings import SINGLE, Settings
 from covey.errors import CoveyError, OptionError, StoreError, suggest
+from covey.files import is_ordinary
+from covey.schema import Named, Record, check
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+_SPEC = Record(
+    optional={"about": Named(), "small": Record(optional={"compare": Named()}), "compare": Named()}
+)
+_MOST = 1 << 20  # characters of a recipe
 KEYS = ("about", "method", "options", "dataset", "network", "recipe", "machine", "small", "compare")
 
 
@@ -74,26 +80,41 @@ def find(name: str) -> Path:
 def read(name: str) -> RecipeFile:
     """Read and check a recipe file; mistakes are errors that name the line and the key."""
     path = find(name)
+    text = _text(path)
     try:
-        text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
         raise OptionError(f"{path} is not valid TOML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
     for key in table:
         if key not in KEYS:
             raise OptionError(f"{path}, line {_line(text, key)}: unknown key {key!r}{suggest(key, KEYS)}.")
     stored = {k: v for k, v in table.items() if k not in ("about", "small", "compare")}
     try:
+        check(table, _SPEC, path)
         settings = Settings.from_dict({"method": SINGLE, **stored})
         made = RecipeFile(
             path, table.get("about", {}), settings, table.get("small", {}), table.get("compare", {})
         )
         made.at("small")
-    except (CoveyError, KeyError, TypeError) as error:
+    except (CoveyError, KeyError, TypeError, ArithmeticError) as error:
         raise OptionError(f"{path}, line {_line(text, _key_in(str(error)))}: {error}") from error
     return made
+
+
+def _text(path: Path) -> str:
+    """The text of an ordinary file; from a pipe one could read for ever."""
+    if not is_ordinary(path):
+        raise StoreError(f"{path} is no ordinary file; expected a recipe.")
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    if len(text) > _MOST:
+        raise StoreError(
+            f"{path} has more than {_MOST:,} characters; expected a recipe, which is a short file."
+        )
+    return text
 
 
 def _key_in(message: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,17 +14,31 @@ from covey.cli.memory import keep_freed_memory
 from covey.cli.settings import Settings
 from covey.collapsing import collapse
 from covey.data import Data
+from covey.data.inputs import RECORD, check_record
 from covey.ensemble import Ensemble
 from covey.errors import StoreError
 from covey.files import write_text
+from covey.locks import locked
 from covey.report import Run
-from covey.scores import Cost, Evaluation, evaluate
+from covey.schema import Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
+from covey.scores import Cost, Evaluation, evaluate, stored
 from covey.scores import cost as costs
 from covey.store import load
-from covey.train import History, fit
+from covey.train import History, checkpoint, fit
 
 SETTINGS, COST, COLLAPSED = "settings.json", "cost.json", "collapsed.json"
 STATISTICS_BATCHES = 20  # of 512 training samples, to estimate norms' statistics of an averaged network anew
+_PARTS = ("options", "dataset", "network", "recipe", "machine")
+SPEC = Record(
+    {
+        "method": Word(),
+        **dict.fromkeys(_PARTS, Named()),  # their dataclasses check what is in them
+        "record": RECORD,
+        "seconds": Maybe(Number(0)),
+        "ended": Word(),
+    }
+)
+"""What settings.json looks like."""
 
 
 def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
@@ -32,23 +48,44 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
     described = {**settings.to_dict(), "record": data.record}
-    if leads() and not (folder / SETTINGS).exists():  # fit itself refuses a folder with a run in it
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, {**described, "seconds": None, "ended": "not finished"})
-    started = time.perf_counter()
-    history = fit(
-        network,
-        data,
-        recipe,
-        method=settings.options,
-        folder=folder,
-        machine=settings.machine,
-        resume=resume,
-    )
-    seconds = round(time.perf_counter() - started, 1)
-    if leads():
-        _write(folder, {**described, "seconds": seconds, "ended": history.ended})
+    with writing(folder), _begun(folder, {**described, "seconds": None, "ended": "not finished"}):
+        started = time.perf_counter()
+        history = fit(
+            network,
+            data,
+            recipe,
+            method=settings.options,
+            folder=folder,
+            machine=settings.machine,
+            resume=resume,
+        )
+        seconds = round(time.perf_counter() - started, 1)
+        if leads():
+            _write(folder, {**described, "seconds": seconds, "ended": history.ended})
     return history, data
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Nobody else writes into the run's folder meanwhile; the first of several processes sees to that."""
+    with locked(folder) if leads() else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _begun(folder: Path, record: dict[str, Any]) -> Iterator[None]:
+    """Settings are there from the start, so that a run that is killed can be shown; none are left of one that failed
+    before its first checkpoint."""
+    if not leads() or checkpoint.begun(folder):
+        yield
+        return
+    _write(folder, record)
+    try:
+        yield
+    except BaseException:
+        if not checkpoint.begun(folder):
+            (folder / SETTINGS).unlink(missing_ok=True)
+        raise
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
@@ -89,26 +126,42 @@ def measure_cost(folder: Path, ensemble: Ensemble, data: Data) -> None:
 
 def result(folder: Path, label: str, repeat: int) -> Run:
     """A trained, scored and measured run as the report takes it."""
-    rows = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
     return Run(
         method=label,
         seed=repeat,
         evaluation=Evaluation.load(folder),
-        cost=Cost(**json.loads((folder / COST).read_text(encoding="utf-8"))),
-        history=[json.loads(row) for row in rows],
+        cost=Cost.from_dict(read_json(folder / COST, stored.COST)),
+        history=read_history(folder),
         settings=read_settings(folder),
     )
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The epochs of a run, one record each."""
+    path = folder / "history.jsonl"
+    rows = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        row = parse_json(line, f"{path}, line {number}")
+        check(row, stored.HISTORY, f"{path}, line {number}")
+        rows.append(row)
+    return rows
+
+
+def existing(folder: str) -> Path:
+    """The folder of a run, if it is there."""
+    if not Path(folder).is_dir():
+        raise StoreError(f"{folder} is no finished run of `covey train`: there is no such folder.")
+    return Path(folder)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """What `train` wrote of a run."""
     path = folder / SETTINGS
-    if not path.exists():
+    if not os.path.lexists(path):
         raise StoreError(f"{folder} is no finished run of `covey train`: it has no {SETTINGS}.")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise StoreError(f"{path} is broken: {error}") from error
+    found = read_json(path, SPEC)
+    check_record(found["record"], str(path))
+    return found
 
 
 def settings_of(stored: dict[str, Any]) -> Settings:
@@ -119,6 +172,22 @@ def settings_of(stored: dict[str, Any]) -> Settings:
 def read_ensemble(folder: Path) -> Ensemble:
     """The trained ensemble of a run."""
     return load(folder / "ensemble").eval()
+
+
+def check_same_data(data: Data, record: Mapping[str, Any], folder: Path) -> None:
+    """Refuse to score a run on other data than it was trained on."""
+    now = {"task": data.task, "shape": list(data.shape), "classes": list(data.classes)}
+    for name, value in now.items():
+        if record[name] != value:
+            raise StoreError(
+                f"{folder} was trained on data with {name} {_short(record[name])}, and {SETTINGS} leads to data with "
+                f"{name} {_short(value)}: the data are others now, or {SETTINGS} was changed."
+            )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:80] + "..."
 
 
 def headline(evaluation: Evaluation) -> str:

@@ -17,10 +17,12 @@ from covey.data import Data, load
 from covey.data.container import Task
 from covey.data.splits import fewer
 from covey.errors import OptionError, StoreError, suggest
+from covey.files import is_ordinary
 from covey.method import Method, Training
 from covey.options import fits, in_words
 from covey.seeds import random_state_kept
 from covey.store import load as stored_ensemble
+from covey.tensor_files import check_size
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
 
@@ -137,6 +139,8 @@ class Settings:
     def from_dict(stored: Mapping[str, Any]) -> Settings:
         """From what `to_dict` gave, or from part of it; unknown keys are errors."""
         method = stored.get("method", SINGLE)
+        if not isinstance(method, str):
+            raise OptionError(f"method should be a method's name; got {method!r}.")
         unknown = [key for key in stored if key not in (f.name for f in fields(Settings))]
         if unknown:
             known = [f.name for f in fields(Settings)]
@@ -178,9 +182,12 @@ def trained(network: nn.Module, path: Path) -> nn.Module:
             f"weights is a .safetensors file or the folder of a run; got {str(path)!r}. Another kind of file becomes "
             "one with safetensors.torch.save_file(network.state_dict(), 'network.safetensors')."
         )
+    if not is_ordinary(path):
+        raise StoreError(f"weights cannot be read from {path}: it is missing, or no ordinary file")
     try:
+        check_size(path)
         network.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (StoreError, OSError, SafetensorError, RuntimeError, ValueError, KeyError) as error:
         raise StoreError(f"weights cannot be read from {path}: {' '.join(str(error).split())}") from error
     return network
 
@@ -188,11 +195,15 @@ def trained(network: nn.Module, path: Path) -> nn.Module:
 def _renamed(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Options of a stored run under the names that they have now."""
     kind = registry.lookup(method)
-    return kind.renamed(options) if issubclass(kind, Method) else options
+    if not isinstance(options, Mapping) or not issubclass(kind, Method):
+        return options
+    return kind.renamed(options)
 
 
 def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
     """A dataclass with some fields replaced by values from a file, which are checked against its types."""
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{where} should be a table of settings; got {given!r}.")
     known = {f.name: f for f in fields(default)}
     hints = get_type_hints(type(default))
     values = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,45 @@ from covey.data.arrays import as_images, check_numbers
 from covey.data.columns import encode
 from covey.data.container import Normalisation
 from covey.data.npy import read_npy, read_npz
-from covey.errors import DataError
+from covey.data.raw import check_file
+from covey.errors import DataError, StoreError
 from covey.extras import load
-from covey.files import is_ordinary
+from covey.schema import Kinds, Many, Maybe, Number, Record, Spec, Truth, Whole, Word, check
+
+_SCALE = Record({"mean": Many(Number()), "std": Many(Number(1e-30))})
+_NUMBERS: dict[str, Spec] = {"mean": Number(), "std": Number(1e-30), "missing": Truth()}
+_COLUMN = Kinds(
+    "kind",
+    {
+        "number": Record({"name": Word(), **_NUMBERS}),
+        "date": Record({"name": Word(), "format": Word(), **_NUMBERS}),
+        "category": Record({"name": Word(), "values": Many(Word())}),
+    },
+)
+RECORD = Record(
+    {
+        "task": Word(("classification", "regression", "language")),
+        "classes": Many(Word()),
+        "shape": Many(Whole(1), least=1, most=8),
+        "columns": Many(_COLUMN),
+        "normalisation": Maybe(_SCALE),
+        "target_normalisation": Maybe(_SCALE),
+    }
+)
+"""What a stored record of the training data looks like, as far as predictions need it."""
+
+
+def check_record(record: Mapping[str, Any], source: str) -> None:
+    """Refuse a stored record that is not `Data.record`, or contradicts itself."""
+    check(record, RECORD, source)
+    channels = record["shape"][0] if len(record["shape"]) == 3 else None
+    for name, count in (("normalisation", channels), ("target_normalisation", 1)):
+        scale = record[name]
+        if scale is not None and not len(scale["mean"]) == len(scale["std"]) == count:
+            raise StoreError(
+                f"{source}: {name} has {len(scale['mean'])} means and {len(scale['std'])} deviations; expected {count} "
+                "of each. The file was changed after it was written, or damaged."
+            )
 
 
 def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], Tensor]:
@@ -34,10 +71,8 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
     path, shape = Path(source).expanduser(), tuple(record["shape"])
     if not path.exists():
         raise DataError(f"{path} is not there; expected an image, a folder of images, a table or an array")
-    if not path.is_dir() and not is_ordinary(path):
-        raise DataError(
-            f"{path}: it is no ordinary file; expected an image, a folder of images, a table or an array"
-        )
+    if not path.is_dir():
+        check_file(path, "an image, a folder of images, a table or an array")
     if path.suffix in table.SUFFIXES:
         if not record["columns"]:
             raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")

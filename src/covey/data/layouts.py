@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ from torch import Tensor
 from covey.data.container import Split
 from covey.data.npy import map_npy
 from covey.data.pictures import read_images
-from covey.data.raw import Raw
+from covey.data.raw import Raw, check_file
 from covey.errors import DataError
 from covey.extras import load
 
+_PIECE = 1 << 22  # bytes
 Parts = Sequence[str]  # which of "train" and "test" to read
 _CORRUPTIONS = (
     "gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost fog "
@@ -44,22 +46,25 @@ def _file(root: Path, path: str) -> Path:
 
 def read_idx(path: Path) -> Tensor:
     """An array of bytes in the idx format of MNIST, gzipped or not."""
+    check_file(path, "an idx file")
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(4)
+            axes = start[3] if len(start) == 4 and start[:3] == b"\0\0\x08" else 0
+            shape = tuple(int(n) for n in np.frombuffer(file.read(4 * axes), ">u4"))
+            expected = math.prod(shape)
+            content = bytearray()
+            # No more than the header asks for, and that piece by piece: a little gzipped can be much.
+            while piece := file.read(min(_PIECE, expected + 1 - len(content))):
+                content += piece
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file ({error}); delete it and fetch it again") from error
-    axes = content[3] if len(content) > 4 and content[:3] == b"\0\0\x08" else 0
-    shape = (
-        tuple(int(n) for n in np.frombuffer(content, ">u4", axes, 4)) if len(content) >= 4 + 4 * axes else ()
-    )
-    expected = 4 + 4 * axes + int(np.prod(shape, dtype=np.int64))
-    if not axes or len(content) != expected:
+    if not axes or len(shape) != axes or len(content) != expected:
         raise DataError(
-            f"{path} is not an idx file of bytes: its header {content[:4].hex()} asks for {shape}, "
-            f"{expected} "
-            f"bytes, and there are {len(content)}; delete it and fetch it again"
+            f"{path} is not an idx file of bytes: its header {start.hex()} asks for {shape}, {expected} bytes, and "
+            f"there are {'more' if len(content) > expected else len(content)}; delete it and fetch it again"
         )
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape).copy())
+    return torch.from_numpy(np.frombuffer(content, np.uint8).reshape(shape).copy())
 
 
 def read_mnist(

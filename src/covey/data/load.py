@@ -15,10 +15,9 @@ from covey.data.catalogue import KNOWN, Asked
 from covey.data.columns import column_notes, encode, fit_columns
 from covey.data.container import Data, Normalisation, Split, Task
 from covey.data.known import data_folder, read_known
-from covey.data.raw import Raw, check_targets, hold_out
+from covey.data.raw import Raw, check_file, check_targets, hold_out
 from covey.data.splits import digest, stratified
 from covey.errors import DataError
-from covey.files import is_ordinary
 
 _TEXT = {".txt", ".text", ".md", ""}
 _PARTS = ("train", "validation", "test")
@@ -137,8 +136,7 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
         return read_known(name, folder, ask)
     if path.is_dir():
         return pictures.read_folder(path, ask.image_size, skip_bad=ask.skip_bad)
-    if not is_ordinary(path):
-        raise DataError(f"{path} is no ordinary file; expected a folder of images, a table, arrays or a text")
+    check_file(path, "a folder of images, a table, arrays or a text")
     if path.suffix in table.SUFFIXES:
         return table.read_table(path, ask.target, ask.task, ask.ignore)
     if path.suffix == ".npz":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from covey.errors import DataError
-from covey.files import is_ordinary
+from covey.files import is_ordinary, machine_memory
 
 _DEFLATE = 1100  # no deflated byte stands for more than 1,032
 _PIECE = 1 << 22  # bytes
@@ -31,6 +32,7 @@ _BROKEN = (
     KeyError,
     OverflowError,
     RecursionError,
+    tokenize.TokenError,  # numpy's, of headers that it takes for Python 2's
     RuntimeError,  # an encrypted member; NotImplementedError, a way of packing that zipfile does not know, is one too
     zipfile.BadZipFile,
     zlib.error,
@@ -139,10 +141,8 @@ def _read(file: IO[bytes], available: int, name: str) -> np.ndarray:
 
 def _check_memory(needed: int, what: str) -> None:
     """Refuse what does not fit into this machine's memory, before it is asked for."""
-    if not hasattr(os, "sysconf"):
-        return
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > 0.9 * there:
+    there = machine_memory()
+    if there is not None and needed > 0.9 * there:
         raise _TooLargeError(
             f"{what} needs {needed / 2**30:.1f} GiB of memory, and this machine has {there / 2**30:.1f}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from covey.data.container import Split, Task
 from covey.errors import DataError, suggest
+from covey.files import is_ordinary, machine_memory
 
 if TYPE_CHECKING:
     import pandas
@@ -33,6 +35,18 @@ class Raw:
     classes: tuple[str, ...] = ()
     frame: pandas.DataFrame | None = None
     notes: tuple[str, ...] = field(default=())
+
+
+def check_file(path: Path, expected: str) -> None:
+    """Refuse what is no ordinary file, or is larger than this machine's memory."""
+    if not is_ordinary(path):
+        raise DataError(f"{path} is no ordinary file; expected {expected}")
+    size, there = path.stat().st_size, machine_memory()
+    if there is not None and size > 0.9 * there:
+        raise DataError(
+            f"{path} has {size / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB of memory; give fewer "
+            "samples"
+        )
 
 
 def check_targets(raw: Raw, source: str) -> Raw:

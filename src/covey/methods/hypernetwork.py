@@ -30,7 +30,7 @@ from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes, is_norm, owner_of
 from covey.options import check_choice, check_least
-from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.plain import Replicated
 from covey.parts.template_method import Draft, TemplateMethod
 from covey.parts.templates import BankSpec, Makeup, Piece, Templates, fan_in
@@ -44,7 +44,8 @@ class Hypernetwork(TemplateMethod):
         members: how many networks.
         sizes: embedding sizes of the first layer, of layers that stand alone, and of groups of layers.
         budget: parameters that all members together must not exceed: a count (int) or a ratio to the network's
-            (float); `sizes` are scaled together to the largest that fit. None takes them as they are.
+            (float); `sizes` are scaled together to the largest that fit. "auto" is 1.0, or the least that works. None
+            takes them as they are.
         norms: whether members have norms of their own ("member"), share their scales and shifts ("shared"), or share
             their running statistics too ("single"): one set of norms, whose statistics a step moves to the mean over
             the members that it trained, so that a member's are no longer those it would have alone.
@@ -74,7 +75,7 @@ class Hypernetwork(TemplateMethod):
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
         """A hypernetwork for each group of layers."""
         (body,) = bodies
-        layers = layers_of(body, self.where, self.linear, "Hypernetwork", idle[0])
+        layers = layers_of(body, self.where, bool(self.linear), "Hypernetwork", idle[0])
         groups = chunk_groups(body, layers)
         # biases belong to the layers' embeddings: where those are shared, so are they
         own = own_names(body, layers if self.embeddings == "member" else (), self.norms)
@@ -131,11 +132,11 @@ class Hypernetwork(TemplateMethod):
 
         sizes: Sequence[int] = self.sizes
         if self.budget is not None:
-            budget = allowance(self.budget, [body.network])
+            budget = self.allowed([body])
             least = cost([1, 1, 1])
             if least > budget:
                 largest = max(groups, key=lambda group: group.parameters)
-                raise too_small("Hypernetwork", budget, least, largest.layers[0], largest.parameters)
+                raise TooSmallError("Hypernetwork", budget, least, largest.layers[0], largest.parameters)
             sizes = _scaled(self.sizes, lambda tried: cost(tried) <= budget)
         return [sizes[kind] for kind in kinds]
 

@@ -22,12 +22,12 @@ from typing import Any, Literal
 import torch
 
 from covey.ensemble import Ensemble
-from covey.errors import ConversionError, OptionError
+from covey.errors import OptionError
 from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
 from covey.options import check_choice, check_whole
-from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.plain import Replicated
 from covey.parts.template_method import Draft, TemplateMethod
 from covey.parts.templates import BankSpec, Makeup, Piece, fan_in, flat_bank
@@ -73,13 +73,15 @@ class Mixture(TemplateMethod):
         return {"heads": "member", **options} if older <= set(options) else dict(options)
 
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
-        """Banks for groups of layers of one shape; one bank for all layers where the budget is too small for that."""
+        """Banks for groups of layers of one shape; one for all layers where there are no groups or no room for them."""
         (body,) = bodies
-        layers = layers_of(body, self.where, self.linear, "Mixture", idle[0])
+        layers = layers_of(body, self.where, bool(self.linear), "Mixture", idle[0])
         groups = self._groups(body, layers)
+        if not groups:
+            return self._flat(body, layers)
         grouped = {name: layers[name] for group in groups for name in group}
         own = self._own(body, grouped)
-        budget = self._budget(body)
+        budget = self.allowed([body])
         fixed = fixed_cost(body, grouped, own, self.members)
         sizes = [body.network.get_parameter(group[0]).numel() for group in groups]
         counts = allocate(
@@ -92,7 +94,7 @@ class Mixture(TemplateMethod):
         )
         if counts is None:
             one_each = fixed + sum(sizes) + self.members * len(grouped)
-            return self._flat(body, layers, budget, one_each)
+            return self._flat(body, layers, one_each)
         banks: dict[str, BankSpec] = {}
         makeup: dict[str, Makeup] = {}
         for number, (group, count) in enumerate(zip(groups, counts, strict=True)):
@@ -126,35 +128,28 @@ class Mixture(TemplateMethod):
         shared = () if self.heads == "member" else body.head
         return [name for name in own_names(body, made, self.norms) if name not in shared]
 
-    def _budget(self, body: Anatomy) -> int:
-        assert self.budget is not None
-        return allowance(self.budget, [body.network])
-
     def _groups(self, body: Anatomy, layers: Mapping[str, Axes]) -> list[list[str]]:
         groups = shape_groups(body, layers)
         if self.singles == "plain":
             groups = [group for group in groups if len(group) > 1]
-        if not groups:
-            raise ConversionError(
-                "no two layers of the network have one shape, so Mixture has nothing to share between layers: it "
-                "would degenerate to a shared network with norms of the members' own, which is "
-                "Replicate(where='norms'). Take that, or singles='bank' for templates of single layers."
-            )
         return groups
 
-    def _flat(self, body: Anatomy, layers: Mapping[str, Axes], budget: int, one_each: int) -> Draft:
+    def _flat(self, body: Anatomy, layers: Mapping[str, Axes], one_each: int | None = None) -> Draft:
         """One vector for all layers, single ones too, out of which each reads templates of its own shape.
 
-        `one_each` is what one template for each group would cost in all.
+        `one_each` is what one template for each group would cost in all, if there are groups.
         """
+        budget = self.allowed([body])
         weights = body.values(layers)
         own = self._own(body, layers)
         coefficients = self.members * self.templates * len(layers)
         length = budget - fixed_cost(body, layers, own, self.members) - coefficients
         largest = max(weights, key=lambda name: weights[name].numel())
         if length < weights[largest].numel():
-            minimum = min(one_each, budget - length + weights[largest].numel())
-            raise too_small("Mixture", budget, minimum, largest, weights[largest].numel())
+            minimum = budget - length + weights[largest].numel()
+            if one_each is not None:
+                minimum = min(minimum, one_each)
+            raise TooSmallError("Mixture", budget, minimum, largest, weights[largest].numel())
         fans = [fan_in(weight, layers[name]) for name, weight in weights.items()]
         shapes = [tuple(weight.shape) for weight in weights.values()]
         bank, pieces = flat_bank("bank", shapes, fans, length, self.templates, self.members)

@@ -18,7 +18,7 @@ from covey.errors import OptionError
 from covey.methods.superweights.clusters import depth_bins
 from covey.networks.anatomy import Anatomy
 from covey.options import check_whole
-from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.template_method import Draft, TemplateMethod
 from covey.parts.templates import BankSpec, Makeup, fan_in, flat_bank
 
@@ -55,7 +55,7 @@ class ShapeShifter(TemplateMethod):
         """A vector for each group of layers."""
         layers = []
         for body, without in zip(bodies, idle, strict=True):
-            layers.append(layers_of(body, self.where, self.linear, "ShapeShifter", without))
+            layers.append(layers_of(body, self.where, bool(self.linear), "ShapeShifter", without))
         groups: list[Group] = [[] for _ in range(self.bins)]
         for i, made in enumerate(layers):
             for position, name in enumerate(made):
@@ -88,14 +88,13 @@ class ShapeShifter(TemplateMethod):
         fixed = members * self.templates * len(made)
         for i, (body, own) in enumerate(zip(bodies, owns, strict=True)):
             fixed += fixed_cost(body, {name for j, name in made if j == i}, own, members)
-        assert self.budget is not None
-        budget = allowance(self.budget, [body.network for body in bodies])
+        budget = self.allowed(bodies)
         least = [max(each) for each in sizes]
         left = budget - fixed - sum(least)
         if left < 0:
             g = max(range(len(groups)), key=least.__getitem__)
             name = groups[g][sizes[g].index(least[g])][1]
-            raise too_small("ShapeShifter", budget, fixed + sum(least), name, least[g])
+            raise TooSmallError("ShapeShifter", budget, fixed + sum(least), name, least[g])
         total = sum(map(sum, sizes))
         lengths = []
         for low, each in zip(least, sizes, strict=True):

@@ -37,6 +37,7 @@ class Anatomy:
         random: whether a forward pass in train mode draws random numbers; None if that was not tried.
         writes_inputs: whether a forward pass changes its input in place; None if that was not tried.
         rewrites: names of the parameters that a forward pass changes in place, as some networks rescale themselves.
+        moves_in_eval: whether a forward pass changes buffers in eval mode too, as observers of ranges do.
     """
 
     network: nn.Module
@@ -50,6 +51,7 @@ class Anatomy:
     random: bool | None = None
     writes_inputs: bool | None = None
     rewrites: tuple[str, ...] = ()
+    moves_in_eval: bool = False
 
     def record(self) -> dict[str, Any]:
         """What a stored ensemble keeps of the network, as JSON holds it."""
@@ -61,6 +63,7 @@ class Anatomy:
             "state": sorted(self.state),
             "writes_inputs": self.writes_inputs,
             "rewrites": list(self.rewrites),
+            "moves_in_eval": self.moves_in_eval,
             "zoo": origin_of(self.network),
         }
 
@@ -122,15 +125,16 @@ def examine(
     private = _copy(network)
     facts: dict[str, Any] = {"state": _usual_state(private)}
     if example is not None:
-        given = arguments(example)
+        given: Arguments = tree_map(_copied, arguments(example))  # a network that a method runs may change it
         check_keywords(given[1])
-        traces, state = _probe(private, *given, output)
+        traces, state, moves_in_eval = _probe(private, *given, output)
         trace = traces[0]
         facts = {
             "example": given,
             "trace": trace,
             "state": state,
             "rewrites": _rewritten(private, traces),
+            "moves_in_eval": moves_in_eval,
             "head": _whole_layers(private, trace.head()),
             "stem": _whole_layers(private, trace.stem()),
             "random": trace.random,
@@ -154,6 +158,7 @@ def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> A
         given=record["tensors"],
         writes_inputs=record.get("writes_inputs"),
         rewrites=tuple(record.get("rewrites", ())),
+        moves_in_eval=record.get("moves_in_eval", False),
     )
 
 
@@ -174,14 +179,17 @@ def _copy(network: nn.Module) -> nn.Module:
 
 def _probe(
     network: nn.Module, args: tuple, kwargs: dict[str, Any], output: Output
-) -> tuple[list[Trace], frozenset[str]]:
-    """Trace copies in train and in eval mode: what they did, and the buffers that count as state.
+) -> tuple[list[Trace], frozenset[str], bool]:
+    """Trace copies in train and in eval mode: what they did, the buffers that count as state, and whether some move in
+    eval mode.
 
     Where train mode does not accept the example (BatchNorm and one sample), eval mode alone.
     """
     found: list[Trace] = []
     state = set(_usual_state(network))
+    moved: set[str] = set()
     for mode in (True, False):
+        moved = set()
         twin = copy.deepcopy(network).train(mode)
         before = dict(twin.named_buffers())
         unregistered = _unregistered(twin)
@@ -205,9 +213,10 @@ def _probe(
         found.append(traced)
         # state is what is written to, whether or not its value came out different this time
         after = dict(twin.named_buffers())
-        state |= {name for name, tensor in after.items() if before.get(name) is not tensor}
-        state |= traced.written & after.keys()
-    return found, frozenset(state)
+        moved = {name for name, tensor in after.items() if before.get(name) is not tensor}
+        moved |= traced.written & after.keys()
+        state |= moved
+    return found, frozenset(state), bool(moved)  # eval mode came last
 
 
 def _rewritten(network: nn.Module, traces: Iterable[Trace]) -> tuple[str, ...]:

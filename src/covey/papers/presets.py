@@ -19,11 +19,14 @@ PRESETS: dict[str, tuple[tuple[str, ...], TemplateMethod]] = {
     ),
     "multi-width": (
         ("wrn-28-7", "wrn-28-4", "wrn-28-3"),
-        SuperWeights(members=3, refine_at=20, tau=0.1, decouple_at=10, beta=0.9),
+        SuperWeights(members=3, budget=1.0, refine_at=20, tau=0.1, decouple_at=10, beta=0.9),
     ),
     "multi-depth-width": (
         ("wrn-28-7", "wrn-28-4", "wrn-16-7", "wrn-16-4"),
-        SuperWeights(members=4, refine_at=20, tau=0.1, decouple_at=10, beta=0.9),
+        SuperWeights(members=4, budget=1.0, refine_at=20, tau=0.1, decouple_at=10, beta=0.9),
     ),
-    "families": (("cifar-mobilenet-v2", "wrn-28-5"), SuperWeights(members=2, refine_at=20, tau=0.1)),
+    "families": (
+        ("cifar-mobilenet-v2", "wrn-28-5"),
+        SuperWeights(members=2, budget=1.0, refine_at=20, tau=0.1),
+    ),
 }

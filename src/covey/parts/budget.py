@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -13,6 +14,9 @@ from covey.networks.initial import fresh
 from covey.networks.layers import Axes, Where, norms, owner_of
 from covey.options import is_number
 from covey.parts.plain import stack
+
+Budget = int | float | Literal["auto"] | None
+"""Parameters of all members together: a count, a ratio to the network's, or for the method to say."""
 
 
 def unused(body: Anatomy) -> list[str]:
@@ -35,29 +39,50 @@ def layers_of(
         method: for error messages.
         idle: layers that the answer does not depend on (see `unused`); they would only use up templates.
     """
+    everything = _matrices(body, where, method, idle)
+    layers = {name: how for name, how in everything.items() if linear or _is_kernel(body, name)}
+    if layers:
+        return layers
+    if everything:
+        raise ConversionError(
+            f"{method} makes the weights of convolutions before the head where linear=False, and where={where!r} names "
+            "none. Leave linear out, or set linear=True, to make those of linear layers, attention and recurrences too."
+        )
+    raise ConversionError(
+        f"{method} makes the weights of layers before the head, and where={where!r} names none. Name other layers."
+    )
+
+
+def linear_counts(
+    bodies: Sequence[Anatomy], where: Where, method: str, idle: Sequence[Collection[str]]
+) -> bool:
+    """Whether templates should make matrices too: where most of the parameters are not in kernels."""
+    kernels, total = 0, 0
+    for body, without in zip(bodies, idle, strict=True):
+        for name in _matrices(body, where, method, without):
+            size = body.network.get_parameter(name).numel()
+            total += size
+            kernels += size if _is_kernel(body, name) else 0
+    return 2 * kernels < total
+
+
+def _matrices(body: Anatomy, where: Where, method: str, idle: Collection[str]) -> dict[str, Axes]:
+    """Kernels and matrices of the network but for embeddings, norms, the head and idle layers."""
     if not body.head:
         raise ConversionError(
             f"{method} leaves the head out of its templates and so must know it: give convert() an example input, "
             "from which it is found, or name it with head='module.path'."
         )
     left_out = {*body.head, *norms(body.network), *idle}
-    layers = {}
+    found = {}
     for name, how in body.matrices(where).items():
-        if name in left_out or how.inputs is None:
-            continue
-        if linear or body.network.get_parameter(name).ndim > 2:
-            layers[name] = how
-    if not layers:
-        advice = (
-            "Name other layers."
-            if linear
-            else "Set linear=True to make those of linear layers, attention and recurrences too."
-        )
-        raise ConversionError(
-            f"{method} makes the weights of {'layers' if linear else 'convolutions'} before the head, and "
-            f"where={where!r} names none. {advice}"
-        )
-    return layers
+        if name not in left_out and how.inputs is not None:
+            found[name] = how
+    return found
+
+
+def _is_kernel(body: Anatomy, name: str) -> bool:
+    return body.network.get_parameter(name).ndim > 2
 
 
 def own_names(body: Anatomy, made: Iterable[str], norms_of: str) -> list[str]:
@@ -107,19 +132,32 @@ def allowance(budget: int | float, networks: Sequence[nn.Module]) -> int:
     return math.floor(budget * mean)
 
 
-def check_budget(budget: int | float | None) -> None:
-    """A count (int) or a ratio (float), above zero."""
-    if budget is not None and not (is_number(budget) and budget > 0):
+def check_budget(budget: Budget) -> None:
+    """A count (int) or a ratio (float), above zero; or left to the network."""
+    if budget in (None, "auto"):
+        return
+    if not (is_number(budget) and budget > 0):  # type: ignore[operator]
         raise OptionError(
-            "budget is a number of parameters (an int) or a ratio to the network's (a float), above 0; "
+            "budget is a number of parameters (an int) or a ratio to the network's (a float), above 0, or 'auto'; "
             f"got {budget!r}."
         )
 
 
-def too_small(method: str, budget: int, minimum: int, layer: str, parameters: int) -> ConversionError:
-    """The error for a budget that cannot hold what must be there."""
-    return ConversionError(
-        f"{method} needs at least {minimum:,} parameters here, and the budget is {budget:,}. "
-        f"Of that minimum, {layer!r} alone takes {parameters:,}, the most of all layers. "
-        "Raise the budget, take fewer members or a narrower network."
-    )
+class TooSmallError(ConversionError):
+    """A budget cannot hold what must be there.
+
+    Args:
+        method: the name of the method.
+        budget: in parameters.
+        minimum: how many it would take.
+        layer: the one that takes the most of them.
+        parameters: how many that layer takes.
+    """
+
+    def __init__(self, method: str, budget: int, minimum: int, layer: str, parameters: int) -> None:
+        super().__init__(
+            f"{method} needs at least {minimum:,} parameters here, and the budget is {budget:,}. "
+            f"Of that minimum, {layer!r} alone takes {parameters:,}, the most of all layers. "
+            f"Raise the budget to {minimum} or leave it out, take fewer members or a narrower network."
+        )
+        self.minimum = minimum

@@ -20,7 +20,15 @@ from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Where
 from covey.options import check_least
 from covey.parameterization import Parameterization
-from covey.parts.budget import check_budget, own_copies, unused
+from covey.parts.budget import (
+    Budget,
+    TooSmallError,
+    allowance,
+    check_budget,
+    linear_counts,
+    own_copies,
+    unused,
+)
 from covey.parts.plain import Replicated, Separate, assemble
 from covey.parts.templates import BankSpec, Makeup, Templates
 
@@ -58,8 +66,10 @@ class TemplateMethod(Method):
     """Options that all methods with shared templates have.
 
     Args:
-        budget: trainable parameters of all members together: a count (int), or a ratio to the network's (float).
-        linear: make the weights of linear layers, attention and recurrences too, not only of convolutions.
+        budget: trainable parameters of all members together: a count (int), or a ratio to the network's (float). "auto"
+            takes as many as the network has, or where those are too few, the fewest that work.
+        linear: make the weights of linear layers, attention and recurrences too, not only of convolutions. None does so
+            where convolutions have less than half of the parameters that could be made.
         where: which layers are made.
         gamma: factor of the templates' gradient.
         keep: megabytes of generated weights that eval mode may keep.
@@ -67,8 +77,8 @@ class TemplateMethod(Method):
 
     role: ClassVar[str]
 
-    budget: int | float | None = 1.0
-    linear: bool = False
+    budget: Budget = "auto"
+    linear: bool | None = None
     where: Where = "all"
     gamma: float = 1.0
     keep: float = 256
@@ -90,13 +100,35 @@ class TemplateMethod(Method):
     def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """Banks for the chosen layers; heads, biases and norms are each member's own."""
         idle = [unused(body) for body in bodies]
-        return self.lay_out(bodies, self.draft(bodies, idle), idle)
+        linear = self.linear
+        if linear is None:
+            linear = linear_counts(bodies, self.where, type(self).__name__, idle)
+        budget = 1.0 if self.budget == "auto" else self.budget
+        method = replace(self, linear=linear, budget=budget)
+        try:
+            draft = method.draft(bodies, idle)
+        except TooSmallError as error:
+            if self.budget != "auto":
+                raise
+            method = replace(method, budget=error.minimum)
+            draft = method.draft(bodies, idle)
+        return method.lay_out(bodies, draft, idle)
+
+    def as_designed(self, layout: Layout) -> Self:
+        """The method with the options that a layout was made with, where it left them open."""
+        budget = layout.facts.get("budget", self.budget)
+        return replace(self, linear=layout.facts.get("linear", self.linear), budget=budget)
 
     def widened(self, bodies: Sequence[Anatomy], layout: Layout) -> Layout:
         """For more members of the same network."""
-        idle = layout.facts["idle"]
-        wide = self.lay_out(bodies, self.draft(bodies, idle), idle)
+        method, idle = self.as_designed(layout), layout.facts["idle"]
+        wide = method.lay_out(bodies, method.draft(bodies, idle), idle)
         return replace(wide, shared_buffers=layout.shared_buffers)
+
+    def allowed(self, bodies: Sequence[Anatomy]) -> int:
+        """The budget as a number of parameters."""
+        assert not isinstance(self.budget, str | None)  # `design` has settled it
+        return allowance(self.budget, [body.network for body in bodies])
 
     def recall(
         self, bodies: Sequence[Anatomy], extra: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]
@@ -111,7 +143,12 @@ class TemplateMethod(Method):
         differing = [*made, *draft.own]
         if len(bodies) > 1:
             differing += [name for body in bodies for name, _ in body.network.named_parameters()]
-        facts = {**draft.to_dict(), "idle": [list(names) for names in idle]}
+        facts = {
+            **draft.to_dict(),
+            "idle": [list(names) for names in idle],
+            "linear": self.linear,
+            "budget": self.budget,
+        }
         return Layout.of(bodies, own=differing, tensors={"own": draft.own}, facts=facts)
 
     def build(self, bodies: Sequence[Anatomy], layout: Layout) -> Ensemble:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covey.errors import ConversionError
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization, places
 from covey.tensors import scale_gradient
@@ -119,6 +120,9 @@ class BankSpec:
     def from_dict(stored: Mapping[str, Any]) -> BankSpec:
         """From JSON's form of it."""
         slots = tuple(tuple(row) for row in stored["slots"])
+        templates = stored["theta"][0]
+        if any(not 0 <= slot < templates for row in slots for slot in row):
+            raise ConversionError(f"a row combines templates 0 to {templates - 1}; the layout names others.")
         return BankSpec(
             theta=tuple(stored["theta"]),
             alpha=tuple(stored["alpha"]),
@@ -321,6 +325,7 @@ class Templates(Parameterization):
             for piece in how.pieces:
                 users[piece.bank].append(piece)
         device = next(self.parameters()).device.type
+        device = "cpu" if device == "meta" else device  # autocast does not know meta
         ready: dict[str, list[Tensor]] = {}
         made: dict[str, Tensor] = {}
         with torch.autocast(device, enabled=False):  # weights in full precision, whatever their use
@@ -403,6 +408,8 @@ def flat_bank(
 def _index(rows: Sequence[int], count: int) -> slice | list[int]:
     """Rows as a slice where they follow each other, which needs no copy."""
     first = rows[0]
+    if min(rows) < 0 or max(rows) >= count:
+        raise ConversionError(f"there are rows 0 to {count - 1}; the layout asks for rows {list(rows)}.")
     if list(rows) == list(range(first, first + len(rows))):
         return slice(first, first + len(rows)) if len(rows) < count else slice(None)
     return list(rows)

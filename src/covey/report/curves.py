@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from covey.scores.corruptions import SEVERITIES
+
 from .results import MethodRuns, Results
 from .style import PAPER, SOFT, Figure, Look, Looks, blank, finish, label, slug
 
@@ -113,8 +115,9 @@ def _roc(results: Results, name: str) -> Plot:
 def _set_auroc(method: MethodRuns, name: str) -> float:
     values = []
     for run in method.runs:
-        sets = run.evaluation.scores["ood"]["sets"]
-        values.append(sets[name]["entropy"]["auroc"])
+        sets = run.evaluation.scores.get("ood", {}).get("sets", {})
+        if name in sets:
+            values.append(sets[name]["entropy"]["auroc"])
     return fmean(values)
 
 
@@ -147,8 +150,8 @@ def _by_severity(method: MethodRuns, key: str) -> list[np.ndarray]:
             continue
         levels = scores["robustness"]["by_severity"]
         row = [scores["ensemble"][key]]
-        for level in sorted(levels):
-            row.append(levels[level][key])
+        for level in SEVERITIES:
+            row.append(levels.get(str(level), {}).get(key))
         if None not in row:
             found.append(100 * np.array(row, dtype=float))
     return found

@@ -56,7 +56,7 @@ def _calibration_row(name: str, scored: Sequence[dict[str, Any]]) -> list[str]:
         before = [scores["ensemble"][score] for scores in scored]
         row.append(_mean(before, scale, digits))
         for kind in ("pooled", "members"):
-            after = [scores["calibration"][kind][score] for scores in scored]
+            after = [scores["calibration"][kind][score] for scores in scored if kind in scores["calibration"]]
             row.append(_mean(after, scale, digits))
     for kind in ("threshold", "aps"):
         row.append(_conformal_cell(scored, kind))
@@ -84,7 +84,7 @@ def ood(results: Results) -> list[Table]:
         for name in scored[0]:
             row = [f"{method.name}, {name}"]
             for criterion in CRITERIA:
-                values = [sets[name][criterion]["auroc"] for sets in scored]
+                values = [sets[name][criterion]["auroc"] for sets in scored if name in sets]
                 row.append(_mean(values, 100, 2))
             rows.append(row)
     heads = ["Method and set"]
@@ -121,7 +121,7 @@ def _diversity_row(name: str, found: Sequence[dict[str, Any]]) -> list[str]:
         row.append(_mean(values, 1, 3))
     by_set = []
     for which in found[0]["mutual_information"]:
-        values = [scores["mutual_information"][which] for scores in found]
+        values = [scores["mutual_information"].get(which) for scores in found]
         by_set.append(f"{which} {_mean(values, 1, 3)}")
     row.append(", ".join(by_set))
     return row

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from statistics import median, quantiles
 from typing import Any, Literal
 
@@ -71,7 +71,8 @@ class Cost:
         result = {}
         for name in RATIOS:
             one = getattr(single, name)
-            result[name] = _over(getattr(self, name), one, self.members * one)
+            if one:
+                result[name] = _over(getattr(self, name), one, self.members * one)
         other_weights = (self.members - 1) * single.weight_bytes
         deep_peak = single.peak_bytes + other_weights
         result["peak_bytes"] = _over(self.peak_bytes, single.peak_bytes, deep_peak)
@@ -83,6 +84,11 @@ class Cost:
     def to_dict(self) -> dict:
         """Plain JSON, the arguments of `Cost`."""
         return asdict(self)
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Cost:
+        """From what `to_dict` gave; other keys are left out."""
+        return Cost(**{each.name: stored[each.name] for each in fields(Cost) if each.name in stored})
 
 
 def _over(own: float, single: float, deep_ensemble: float) -> dict[str, float]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from covey.calibration import from_dict
-from covey.errors import EvaluationError
+from covey.errors import EvaluationError, StoreError
 from covey.files import write_text
+from covey.schema import read_json
 from covey.tables import counted, html_table, number, text_table
 
 from .record import Record
+from .stored import check_evaluation
 
 FORMAT = 1
 CRITERION = "entropy"
@@ -141,8 +144,13 @@ class Evaluation:
     @staticmethod
     def from_dict(stored: Mapping[str, Any], record: Record | None = None) -> Evaluation:
         """An evaluation from what `to_dict` gave."""
-        if stored.get("format") != FORMAT:
-            raise EvaluationError(f"evaluation of format {stored.get('format')!r}, this covey reads {FORMAT}")
+        if not isinstance(stored, Mapping) or stored.get("format") != FORMAT:
+            found = stored.get("format") if isinstance(stored, Mapping) else None
+            raise EvaluationError(f"evaluation of format {found!r}, this covey reads {FORMAT}")
+        try:
+            check_evaluation(stored, "the evaluation")
+        except StoreError as problem:
+            raise EvaluationError(str(problem)) from problem
         calibration = {}
         for name, fitted in stored["calibration"].items():
             calibration[name] = from_dict(fitted)
@@ -170,13 +178,13 @@ class Evaluation:
         """Read what `save` wrote; with `outputs=False` the scores alone, which is quick."""
         folder = Path(folder)
         try:
-            stored = json.loads((folder / SCORES_FILE).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as problem:
+            stored = read_json(folder / SCORES_FILE)
+        except StoreError as problem:
             raise EvaluationError(f"{folder}: no readable {SCORES_FILE} ({problem})") from problem
-        record = None
-        if outputs and (folder / OUTPUTS_FILE).exists():
-            record = Record.load(folder / OUTPUTS_FILE)
-        return Evaluation.from_dict(stored, record)
+        found = Evaluation.from_dict(stored)
+        if not outputs or not os.path.lexists(folder / OUTPUTS_FILE):
+            return found
+        return replace(found, record=Record.load(folder / OUTPUTS_FILE))
 
 
 _FURTHER = (

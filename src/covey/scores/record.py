@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from covey.data.npy import read_npz
-from covey.errors import DataError, EvaluationError
-from covey.files import whole
+from covey.errors import DataError, EvaluationError, StoreError
+from covey.files import check_stored, whole
+from covey.schema import Many, Whole, Word, check, parse_json
+from covey.schema import Record as Schema
 
 FORMAT = 1
 OOD, CORRUPTED = "ood:", "corrupted:"
 """What the names of sets begin with in the file."""
 
 TASKS = ("classification", "language", "regression")
+_ABOUT = Schema({"format": Whole()}, optional={"task": Word(TASKS), "classes": Many(Word())})
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,12 @@ class Record:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the tensors of a file, if it holds all that it must."""
     try:
+        check_stored(path)
         arrays = read_npz(path)
-        about = json.loads(str(arrays.pop("about")))
+        about = parse_json(str(arrays.pop("about")), path)
+        check(about, _ABOUT, path)
         version = about["format"]
-    except (DataError, ValueError, KeyError, TypeError) as problem:
+    except (DataError, StoreError, KeyError) as problem:
         reason = problem.__cause__ or problem  # without the advice for users' own arrays
         raise EvaluationError(
             f"{path}: not a whole file of members' outputs ({reason}); evaluate again to write it anew"

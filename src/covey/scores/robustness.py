@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from covey.combine import Prediction
-from covey.errors import EvaluationError
+from covey.data.npy import map_npy
+from covey.errors import DataError, EvaluationError
 
 from .corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from .metrics import BINS, Scores, ece, mean_scores, nll
@@ -43,12 +44,15 @@ def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[Tensor, 
                 f"{file} is missing: unpack CIFAR-10-C.tar or CIFAR-100-C.tar into {folder}"
             )
     # Mapped, because a file holds all severities and one of them is wanted.
-    images = np.load(images_file, mmap_mode="r", allow_pickle=False)
-    labels = np.load(labels_file, allow_pickle=False)
-    if images.ndim != 4 or len(images) % 5 or len(labels) != len(images):
+    try:
+        images, labels = map_npy(images_file), map_npy(labels_file)
+    except DataError as problem:
+        raise EvaluationError(str(problem)) from problem
+    plain = images.dtype.kind in "iu" and labels.dtype.kind in "iu"
+    if not plain or images.ndim != 4 or len(images) % 5 or labels.shape != images.shape[:1]:
         raise EvaluationError(
-            f"{images_file}: expected 5 blocks of images and a label each, got {images.shape} and "
-            f"{labels.shape}"
+            f"{images_file}: expected 5 blocks of images and a label each, got {images.dtype} of shape {images.shape} "
+            f"and {labels.dtype} of shape {labels.shape}"
         )
     size = len(images) // 5
     block = slice((severity - 1) * size, severity * size)

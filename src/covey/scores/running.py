@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from covey.calibration import Conformal, Temperature
 from covey.combine import Prediction, Regression
+from covey.locks import locked
 
 from . import calibration, metrics, ood, regression, robustness, selective
 from .collect import collect
@@ -61,14 +63,13 @@ def evaluate(
     """
     sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit)
     model = evaluated_model(ensemble)
-    record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
-    if folder is not None:
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        record.save(folder / OUTPUTS_FILE, half=half)
-    result = score(record, inputs=sets.inputs, stored=model.temperature)
-    if folder is not None:
-        result.save(folder, half=half)
+    with nullcontext() if folder is None else locked(folder):
+        record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
+        if folder is not None:
+            record.save(Path(folder) / OUTPUTS_FILE, half=half)
+        result = score(record, inputs=sets.inputs, stored=model.temperature)
+        if folder is not None:
+            result.save(folder, half=half)
     return result
 
 

@@ -6,9 +6,11 @@ the minibatches consumed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.errors import StoreError, TrainingError
+from covey import layout
+from covey.errors import CoveyError, StoreError, TrainingError
 from covey.files import whole
-from covey.tensor_files import read_tensors, write_tensors
+from covey.schema import Both, Either, Many, Named, Number, Plain, Record, Whole, Word, check
+from covey.tensor_files import listing, read_tensors, write_tensors
+from covey.train.recipe import Recipe
 from covey.train.state import Job, State
 
 FORMAT = 2
+_RUN = Word(("auto", "loop", "batched"))
+SPEC = Record(
+    {
+        "phase": Whole(),
+        "consumed": Whole(),
+        "steps": Whole(),
+        "rows": Many(Named()),
+        "notes": Both(
+            (Named(Either((Word(), Number()))), Record(optional={"waited": Whole(), "best": Number()}))
+        ),
+        "runs": Record({"train": _RUN, "eval": _RUN}),
+        "layout": layout.SPEC,
+        "optimizer": Named(Named()),
+        "precision": Named(),
+        "settings": Record(dict.fromkeys(("recipe", "method", "data"), Plain())),
+    },
+    optional={"tensors": Named(Many(least=2, most=2))},
+)
+"""What the record of a checkpoint looks like."""
+
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_MOMENTS = {"sgd": {"momentum_buffer"}, "adam": _ADAM, "adamw": _ADAM}  # Lamb's are timm's affair
 KEPT = 2  # the newest, and one more in case a disk damages it
 _log = logging.getLogger("covey")
 
@@ -29,6 +56,11 @@ _log = logging.getLogger("covey")
 def folder_of(run: Path) -> Path:
     """Where a run keeps its checkpoints."""
     return run / "checkpoints"
+
+
+def begun(run: Path) -> bool:
+    """Whether a folder holds a run: a checkpoint, or the ensemble that one ended with."""
+    return bool(_files(run)) or (run / "ensemble").exists()
 
 
 def prepare_folder(run: Path, *, resume: bool) -> None:
@@ -45,6 +77,11 @@ def prepare_folder(run: Path, *, resume: bool) -> None:
         raise StoreError(
             f"{run} holds a run already, whose newest checkpoint is {found[-1].name}. Go on with it by resuming "
             "(--resume, resume=True), or choose another folder."
+        )
+    if not resume and (run / "ensemble").exists():
+        raise StoreError(
+            f"{run} holds the ensemble of a finished run, which a new one would replace. Choose another folder, or "
+            "remove this one."
         )
 
 
@@ -83,6 +120,7 @@ def save(job: Job, state: State) -> Path | None:
         "optimizer": _plain_state(state),
         "precision": job.fabric.strategy.precision.state_dict(),
         "settings": settings(job),
+        "tensors": listing(tensors),
     }
     folder = folder_of(job.folder)
     try:
@@ -111,29 +149,134 @@ def newest(run: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]] | None:
             continue
         if about.get("format") != FORMAT:
             raise StoreError(f"{path} has format {about.get('format')!r}; this covey reads format {FORMAT}.")
+        check(about, SPEC, path)
+        if about.get("tensors", listing(tensors)) != listing(tensors):
+            raise StoreError(
+                f"{path} holds other tensors than its record says. It was changed after it was written."
+            )
         return path, about, tensors
     return None
 
 
+def check_place(path: Path, about: dict[str, Any], job: Job) -> None:
+    """Refuse a checkpoint of a moment that the run does not have."""
+    last = job.recipe.epochs * job.stream.per_epoch
+    if about["phase"] >= len(job.phases) or about["consumed"] > last:
+        raise StoreError(
+            f"{path} says phase {about['phase']} after {about['consumed']} minibatches, and the run has "
+            f"{len(job.phases)} phases and {last} minibatches. It was changed after it was written."
+        )
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while a checkpoint is put into place is laid to the checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        what = str(error) if isinstance(error, CoveyError) else f"{type(error).__name__}: {error}"
+        raise StoreError(f"{path} does not fit this run: {what}") from error
+
+
+@contextlib.contextmanager
+def going_on(path: Path | None, job: Job) -> Iterator[None]:
+    """Whatever goes wrong in a run that was resumed may be the checkpoint's fault, and the error says so.
+
+    What ways of training keep in a checkpoint only they know, so that a schema cannot check it.
+    """
+    try:
+        yield
+    except (CoveyError, OSError):
+        raise
+    except Exception as error:
+        if (
+            path is None or job.fabric.world_size > 1
+        ):  # another process may have ended, which is said elsewhere
+            raise
+        raise TrainingError(
+            f"the run that was resumed from {path} failed: {type(error).__name__}: {error}. The checkpoint was changed "
+            "after it was written; or the run fails from its start too, which starting it in another folder tells."
+        ) from error
+
+
 def restore(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Put a checkpoint into a state whose ensemble and optimiser are those of its phase."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "kept": {}}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition(":")
-        parts[kind][rest] = tensor.to(job.fabric.device)
+    """Put a checkpoint into a state whose ensemble and optimiser are those of its phase, if it fits them."""
+    parts = _sorted(tensors, job.fabric.device)
+    _check_model(state.ensemble.state_dict(), parts["model"])
     state.ensemble.load_state_dict(parts["model"])
     state.ensemble.runs = dict(about["runs"])
-    stored: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in about["optimizer"].items()}
-    for name, tensor in parts["optimizer"].items():
-        place, _, key = name.partition(":")
-        stored.setdefault(int(place), {})[key] = tensor
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     state.optimizer.state.clear()
+    stored = _optimizer_state(about["optimizer"], parts["optimizer"], parameters, job.recipe.optimizer)
     for index, values in stored.items():
         state.optimizer.state[parameters[index]] = values
     state.consumed, state.steps = about["consumed"], about["steps"]
     state.rows, state.notes, state.kept = about["rows"], about["notes"], parts["kept"]
     job.fabric.strategy.precision.load_state_dict(about["precision"])
+
+
+def _sorted(tensors: dict[str, Tensor], device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """A checkpoint's tensors by what they belong to."""
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "kept": {}}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(":")
+        if kind not in parts:
+            raise StoreError(f"the checkpoint holds a tensor {name!r}, which belongs to nothing.")
+        parts[kind][rest] = tensor.to(device)
+    return parts
+
+
+def _check_model(ours: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
+    for name in [*ours, *stored]:
+        wanted, found = (_described(tensors.get(name)) for tensors in (ours, stored))
+        if wanted != found:
+            raise StoreError(f"the checkpoint does not fit: {name!r} should be {wanted} and is {found}.")
+
+
+def _optimizer_state(
+    plain: dict[str, dict[str, Any]], tensors: dict[str, Tensor], parameters: list[Tensor], kind: str
+) -> dict[int, dict[str, Any]]:
+    """What the optimiser remembers of each parameter, by the parameter's number."""
+    places = {str(index): index for index in range(len(parameters))}
+    found: dict[int, dict[str, Any]] = {}
+    for place, values in plain.items():
+        found[_placed(place, places)] = dict(values)
+    for name, tensor in tensors.items():
+        place, _, key = name.partition(":")
+        found.setdefault(_placed(place, places), {})[key] = tensor
+    for index, values in found.items():
+        _check_moments(index, values, parameters[index], kind)
+    return found
+
+
+def _placed(place: str, places: dict[str, int]) -> int:
+    if place not in places:
+        raise StoreError(f"its optimiser remembers a parameter {place!r}, which there is not.")
+    return places[place]
+
+
+def _check_moments(index: int, values: dict[str, Any], parameter: Tensor, kind: str) -> None:
+    """Refuse what an optimiser would stumble over: moments that are missing or have another shape."""
+    known = _MOMENTS.get(kind)
+    if known is not None and values and set(values) != known:
+        raise StoreError(
+            f"its optimiser remembers {sorted(values)} of parameter {index}, not {sorted(known)}."
+        )
+    for key, value in values.items():
+        wanted = torch.Size() if key == "step" else parameter.shape
+        if isinstance(value, Tensor) and value.shape != wanted:
+            raise StoreError(
+                f"its optimiser remembers {key!r} of parameter {index} with shape {tuple(value.shape)}, not "
+                f"{tuple(wanted)}."
+            )
+        if not isinstance(value, Tensor) and known is not None and value is not None:
+            raise StoreError(
+                f"its optimiser remembers {key!r} of parameter {index} as {value!r}, not as a tensor."
+            )
+
+
+def _described(tensor: Tensor | None) -> str:
+    return "no such tensor" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
 def settings(job: Job) -> dict[str, Any]:
@@ -146,21 +289,33 @@ def settings(job: Job) -> dict[str, Any]:
 
 
 def check_settings(path: Path, stored: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on with other settings than those of the checkpoint."""
+    """Refuse to go on with other settings than those of the checkpoint.
+
+    A setting that the checkpoint does not name is one that covey did not have then: it had what is the default now.
+    """
+    defaults = {"recipe": json.loads(json.dumps(asdict(Recipe()), default=str))}
     for part in now:
-        if stored.get(part) != now[part]:
+        found = _difference(part, stored.get(part), now[part], defaults.get(part))
+        if found is not None:
             raise StoreError(
-                f"{path} was written with other settings: {_difference(part, stored.get(part), now[part])}. Resume "
-                "with the same, or start in another folder."
+                f"{path} was written with other settings: {found}. Resume with the same, or start in another folder."
             )
 
 
-def _difference(where: str, stored: Any, now: Any) -> str:
-    if isinstance(stored, dict) and isinstance(now, dict):
-        for key in now | stored:
-            if stored.get(key) != now.get(key):
-                return _difference(f"{where}.{key}", stored.get(key), now.get(key))
-    return f"{where} was {stored!r} and is {now!r}"
+def _difference(where: str, stored: Any, now: Any, default: Any) -> str | None:
+    """The first setting that differs, in words."""
+    if not isinstance(stored, dict) or not isinstance(now, dict):
+        return None if stored == now else f"{where} was {stored!r} and is {now!r}"
+    defaults = default if isinstance(default, dict) else {}
+    for key in now:
+        was = stored.get(key, defaults.get(key))
+        found = _difference(f"{where}.{key}", was, now[key], defaults.get(key))
+        if found is not None:
+            return found
+    for key in stored:
+        if key not in now:
+            return f"{where}.{key} was {stored[key]!r}, and this covey has no such setting"
+    return None
 
 
 def _files(run: Path) -> list[Path]:

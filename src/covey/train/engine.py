@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from torch import nn
 from covey.data import Data
 from covey.ensemble import Ensemble
 from covey.layout import Layout
+from covey.locks import locked
 from covey.method import Method, Training
 from covey.seeds import random_state_kept
 from covey.store import save as save_ensemble
 from covey.train import checkpoint, history
 from covey.train.history import History
 from covey.train.optimizer import carry, set_lr
-from covey.train.prepare import check_state, launch, make_job, settle
+from covey.train.prepare import check_state, launched, make_job, settle
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, State
 from covey.train.steps import STEPS
@@ -65,14 +67,18 @@ def fit(
         The history of the run, with the trained ensemble.
     """
     recipe, machine = recipe or Recipe(), machine or Machine()
-    fabric = launch(machine)
-    job = make_job(fabric, network, data, recipe, machine, method, folder, resume=resume)
-    with random_state_kept(fabric.device):
-        state, resumed = _restore(job, network) if resume else (None, None)
-        if state is None:
-            state = _begin(job, network)
-        ended = _train(job, state)
-        ensemble = _finish(job, state)
+    with ExitStack() as stack:
+        fabric = stack.enter_context(launched(machine))
+        if folder is not None and fabric.global_rank == 0:
+            stack.enter_context(locked(folder))
+        job = make_job(fabric, network, data, recipe, machine, method, folder, resume=resume)
+        with random_state_kept(fabric.device):
+            state, resumed = _restore(job, network) if resume else (None, None)
+            if state is None:
+                state = _begin(job, network)
+            with checkpoint.going_on(resumed, job):
+                ended = _train(job, state)
+                ensemble = _finish(job, state)
     return History(ensemble, state.rows, job.folder, resumed, ended)
 
 
@@ -176,18 +182,20 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
         return None, None
     path, about, tensors = found
     checkpoint.check_settings(path, about["settings"], checkpoint.settings(job))
+    checkpoint.check_place(path, about, job)
     ensemble: nn.Module | Sequence[nn.Module] = network
     for phase in job.phases[: about["phase"] + 1]:
         if not phase.in_place:
             ensemble = phase.build(ensemble, job)
     assert isinstance(ensemble, Ensemble)
-    layout = Layout.from_dict(about["layout"])
-    if layout != ensemble.layout:  # it was changed on the way
-        ensemble.rebuild(layout, ensemble.networks())
-    ensemble = _placed(job, ensemble)
-    optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe)
-    state = State(ensemble, optimizer, phase=about["phase"])
-    checkpoint.restore(job, state, about, tensors)
+    with checkpoint.explained(path):
+        layout = Layout.from_dict(about["layout"])
+        if layout != ensemble.layout:  # it was changed on the way
+            ensemble.rebuild(layout, ensemble.networks())
+        ensemble = _placed(job, ensemble)
+        optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe)
+        state = State(ensemble, optimizer, phase=about["phase"])
+        checkpoint.restore(job, state, about, tensors)
     _log.info("resumed from %s, after %d minibatches", path, state.consumed)
     return state, path
 

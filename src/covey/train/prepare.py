@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from covey.method import Method, Training, Turn
 from covey.methods.replicate import Replicate
 from covey.networks.modes import evaluating
 from covey.seeds import random_state_kept
-from covey.train import checkpoint
+from covey.train import checkpoint, ranks
 from covey.train.alone import Alone
 from covey.train.averaging import averaged, training_inputs
 from covey.train.batches import PLANS, Microbatch, Stream, check_plan, microbatches
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-def launch(machine: Machine) -> Fabric | Alone:
+@contextmanager
+def launched(machine: Machine) -> Iterator[Fabric | Alone]:
     """Start the processes, if there are to be several, and make numbers repeatable."""
     if machine.progress:
         load("tqdm")  # said now rather than after the ensemble is built
@@ -50,7 +52,8 @@ def launch(machine: Machine) -> Fabric | Alone:
         machine.accelerator == "auto" and not torch.accelerator.is_available()
     )
     if world == 1 and on_cpu and machine.precision == "32-true":
-        return Alone()
+        yield Alone()
+        return
     lightning = load("lightning_fabric")
 
     fabric = lightning.Fabric(
@@ -60,8 +63,12 @@ def launch(machine: Machine) -> Fabric | Alone:
         strategy="ddp" if world > 1 else "auto",
         precision=machine.precision,
     )
-    fabric.launch()
-    return fabric
+    if world == 1:
+        fabric.launch()
+        yield fabric
+        return
+    with ranks.launched(fabric):
+        yield fabric
 
 
 def steady() -> None:

@@ -181,7 +181,7 @@ def find(name: str) -> Network:
     """The record of a network's name: an entry of `NETWORKS`, or any "wrn-D-K"."""
     if name in NETWORKS:
         return NETWORKS[name]
-    wide = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
+    wide = re.fullmatch(r"wrn-(\d{1,4})-(\d{1,4})", name)
     if wide:
         depth, width = map(int, wide.groups())
         return Network(WideResNet, {"depth": depth, "width": width}, f"Wide ResNet {depth}-{width}", _CIFAR)

@@ -30,7 +30,6 @@ from covey.methods.superweights import refinement
 from covey.methods.superweights.slabs import Composition, first_clusters, layers_in
 from covey.networks.anatomy import Anatomy
 from covey.options import check_between, check_choice, check_whole
-from covey.parts.budget import allowance
 from covey.parts.template_method import Draft, TemplateMethod
 
 
@@ -81,7 +80,7 @@ class SuperWeights(TemplateMethod):
 
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:
         """Slabs for all chosen layers of all networks, in their first clusters."""
-        layers = layers_in(bodies, self.where, self.linear, idle)
+        layers = layers_in(bodies, self.where, bool(self.linear), idle)
         clusters = first_clusters(layers, by=self.clusters, bins=self.bins)
         composition = self._compose(bodies, clusters, exploring=self.refine_at is not None)
         self._say_unused(composition)
@@ -93,9 +92,10 @@ class SuperWeights(TemplateMethod):
         # where slabs did not have to overlap before, refinement rather lowers tau than makes them
         overlapped = any(len(bank["theta"]) == 1 for bank in layout.facts["banks"].values())
         keyed = _keyed(bodies, made, clusters)
-        composition = self._compose(bodies, keyed, exploring=False, may_overlap=overlapped)
+        method = self.as_designed(layout)
+        composition = method._compose(bodies, keyed, exploring=False, may_overlap=overlapped)
         draft = composition.draft(tau=tau, unused=composition.unused)
-        redesigned = self.lay_out(bodies, draft, layout.facts["idle"])
+        redesigned = method.lay_out(bodies, draft, layout.facts["idle"])
         return replace(redesigned, shared_buffers=layout.shared_buffers)
 
     def recall(
@@ -146,8 +146,7 @@ class SuperWeights(TemplateMethod):
 
     def _say_unused(self, composition: Composition) -> None:
         """Warn where `templates` keeps a good part of the budget from being used."""
-        assert self.budget is not None
-        budget = allowance(self.budget, [body.network for body in composition.bodies])
+        budget = self.allowed(composition.bodies)
         if self.templates is not None and composition.unused > budget // 100:
             warnings.warn(
                 f"SuperWeights leaves {composition.unused:,} of its budget of {budget:,} parameters unused, because no "
@@ -161,13 +160,12 @@ class SuperWeights(TemplateMethod):
         share = "layers" if self.decouple_at is not None else self.share
         if exploring:
             share = "clusters"
-        assert self.budget is not None
         return Composition(
             bodies,
             clusters,
             members=self.members,
             share=share,
-            budget=self.budget,
+            budget=self.allowed(bodies),
             most=self.templates,
             exploring=exploring,
             may_overlap=may_overlap,

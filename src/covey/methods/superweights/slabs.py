@@ -12,7 +12,7 @@ from covey.methods.superweights.clusters import Slab, allocate, cut, depth_bins,
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Where
 from covey.parameterization import places
-from covey.parts.budget import allowance, fixed_cost, layers_of, own_names, too_small
+from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.template_method import Draft
 from covey.parts.templates import BankSpec, Makeup, Piece, fan_in, flat_step
 
@@ -84,7 +84,7 @@ class Composition:
         clusters: layers that share templates.
         members: M.
         share: which coefficients are one: "none", those of corresponding "layers" of members, or of "clusters".
-        budget: as the method has it.
+        budget: parameters of all members together.
         most: templates for one slab; None for as many as the budget has room for.
         exploring: whether clusters are still to be refined.
         may_overlap: whether, where the budget has no room for a template of every slab, all of them may be read out of
@@ -95,7 +95,7 @@ class Composition:
     clusters: Sequence[Sequence[Layer]]
     members: int
     share: str
-    budget: int | float
+    budget: int
     most: int | None
     exploring: bool
     may_overlap: bool = True
@@ -221,7 +221,7 @@ class Composition:
             made = {layer.name for cluster in self.clusters for layer in cluster if layer.body == i}
             own = own_names(body, made, "member")
             fixed += fixed_cost(body, made, own, len(self._members(i)))
-        budget = allowance(self.budget, [body.network for body in self.bodies])
+        budget = self.budget
         costs = [use.cost for use in found]
         counts = allocate(costs, [len(use.users) for use in found], budget - fixed, self.most)
         if counts is None:
@@ -245,7 +245,7 @@ class Composition:
             if self.may_overlap:
                 minimum = min(one_each, fixed + coefficients + largest.size)
             layer = max((user.layer for user in largest.users), key=lambda layer: math.prod(layer.shape))
-            raise too_small("SuperWeights", budget, minimum, layer.name, largest.size)
+            raise TooSmallError("SuperWeights", budget, minimum, layer.name, largest.size)
         self.length = length
 
 

@@ -1,0 +1,132 @@
+"""What the files of an evaluation look like: evaluation.json and cost.json, and when they agree with themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from covey import calibration
+from covey.errors import StoreError
+from covey.schema import Both, Either, Many, Maybe, Named, Number, Record, Spec, Whole, Word, check
+
+from .ood import CRITERIA, DETECTION
+from .regression import LEVELS
+
+_REACH = 1e30  # no score or cost comes near it, and figures can still be drawn
+_VALUE = Number(-_REACH, _REACH)
+_SCORES = Named(Maybe(_VALUE))
+_CURVE = Many(_VALUE, least=1)
+_ANSWER = Record({name: Maybe(_VALUE) for name in ("accuracy", "nll", "ece")})
+_SETS = Record({"coverage": _VALUE, "size": _VALUE})
+_DETECTED = Record({name: Record(dict.fromkeys(DETECTION, _VALUE)) for name in CRITERIA})
+_COMMON: dict[str, Spec] = {"member_mean": _SCORES, "members": Many(_SCORES, least=1)}
+
+_CLASSIFICATION = Record(
+    {
+        **_COMMON,
+        "ensemble": Both((_ANSWER, _SCORES)),
+        "diversity": Record(
+            {
+                "mutual_information": Named(Maybe(_VALUE)),
+                **dict.fromkeys(("ambiguity", "disagreement", "error_correlation"), Maybe(_VALUE)),
+            },
+            optional={"disagreement_matrix": Maybe(Many(Many(Maybe(_VALUE))))},
+        ),
+    },
+    optional={
+        "selective": _SCORES,
+        "calibration": Record(
+            optional={"pooled": _ANSWER, "members": _ANSWER, "threshold": _SETS, "aps": _SETS}
+        ),
+        "ood": Record({"sets": Named(_DETECTED), "mean": _DETECTED}),
+        "robustness": Record(
+            {
+                "mean_corruption_error": _VALUE,
+                "mean_corruption_ece": Maybe(_VALUE),
+                "by_severity": Named(_SCORES),
+            }
+        ),
+    },
+)
+_REGRESSION = Record({**_COMMON, "ensemble": _SCORES, "diversity": _SCORES})
+_CURVES = Record(
+    optional={
+        "reliability": Record(dict.fromkeys(("left", "confidence", "accuracy", "share"), _CURVE)),
+        "risk_coverage": Record(dict.fromkeys(("coverage", "risk"), _CURVE)),
+        "roc": Named(Record(dict.fromkeys(("lost", "found"), _CURVE))),
+        "histogram": Record({"edges": _CURVE, "share": Named(_CURVE)}),
+        "intervals": Record(
+            {name: Many(_VALUE, len(LEVELS), len(LEVELS)) for name in ("expected", "observed")}
+        ),
+    }
+)
+_ABOUT = Record(
+    {
+        "task": Word(),
+        "members": Whole(1),
+        "samples": Whole(1),
+        "outputs": Whole(1),
+        "classes": Many(Word()),
+        "ood": Named(Whole()),
+        "versions": Named(Word()),
+    },
+    optional={"validation": Whole()},
+)
+EVALUATION = Record(
+    {
+        "scores": Named(),
+        "curves": _CURVES,
+        "about": _ABOUT,
+        "notes": Many(Word()),
+        "examples": Many(),  # the report leaves out those that are not as covey writes them
+        "calibration": Named(calibration.SPEC),
+    }
+)
+COST = Record(
+    {
+        **dict.fromkeys(("members", "stored", "weight_bytes", "peak_bytes", "batch", "threads"), Whole(1)),
+        **dict.fromkeys(("trainable", "multiply_adds"), Whole()),
+        "latency": Number(1e-12, _REACH),
+        "spread": Number(0, _REACH),
+    },
+    optional={"training_seconds": Maybe(Number(0, _REACH)), "clock": Word(("wall", "cpu"))},
+)
+HISTORY = Named(Maybe(Either((Word(), Number(finite=False)))))
+"""A row of history.jsonl."""
+
+
+def check_evaluation(stored: Any, source: str) -> None:
+    """Refuse what `Evaluation.to_dict` cannot have given, as a StoreError that says what is wrong."""
+    check(stored, EVALUATION, source)
+    is_regression = stored["about"]["task"] == "regression"
+    check(stored, Record({"scores": _REGRESSION if is_regression else _CLASSIFICATION}), source)
+    for fault in _contradictions(stored):
+        raise StoreError(f"{source}: {fault}. The file was changed after it was written, or damaged.")
+
+
+def _contradictions(stored: Mapping[str, Any]) -> Iterator[str]:
+    """Where parts of an evaluation do not go together."""
+    scores, curves, about = stored["scores"], stored["curves"], stored["about"]
+    single = {name: curves[name] for name in ("reliability", "risk_coverage", "intervals") if name in curves}
+    for name, curve in {**single, **curves.get("roc", {})}.items():
+        if len({len(values) for values in curve.values()}) > 1:
+            yield f"the lists of the curve {name!r} differ in length"
+    histogram = curves.get("histogram")
+    if histogram is not None:
+        bins = len(histogram["edges"]) - 1
+        if "test" not in histogram["share"] or any(len(s) != bins for s in histogram["share"].values()):
+            yield f"the histogram should have {bins} shares for the test set and each other set"
+    names = set(about["ood"])
+    found = {
+        "scores.ood": set(scores.get("ood", {}).get("sets", {})),
+        "curves.roc": set(curves.get("roc", {})),
+    }
+    for where, sets in found.items():
+        if sets != names:
+            yield f"{where} has the sets {sorted(sets)}, and about.ood has {sorted(names)}"
+    matrix = scores["diversity"].get("disagreement_matrix")
+    members = about["members"]
+    if matrix is not None and any(len(row) != members for row in [matrix, *matrix]):
+        yield f"scores.diversity.disagreement_matrix should be {members} x {members}, one row for each member"
+    if len(scores["members"]) != members:
+        yield f"scores.members should have {members} entries, one for each member"
