@@ -75,6 +75,40 @@ def _turned(net: Any, x: Tensor) -> Tensor:
     return net.head(net.first(torch.bmm(matrix, x)).amax(2))
 
 
+def _joined_biases(net: Any, x: Tensor) -> Tensor:
+    bias = torch.cat([net.q_bias, net.k_bias, net.v_bias])
+    for _ in range(
+        2
+    ):  # the second time through, both factors of (width)(heads - heads) = 0 are there to choose from
+        qkv = F.linear(net.first(x), net.weight, bias).unflatten(-1, (3, net.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        assert q.shape[-1] == net.width // net.other_heads
+        x = net.last(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+    return x
+
+
+def _biases_of_positions(net: Any, x: Tensor) -> Tensor:
+    scores = net.first(x) @ net.first(x).mT
+    return net.head((scores + net.bias(net.coordinates).squeeze(-1)) @ net.first(x))
+
+
+def _with_positions() -> nn.Module:
+    bias = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1))
+    network = Own(_biases_of_positions, first=nn.Linear(6, 32), bias=bias, head=nn.Linear(32, 5))
+    network.register_buffer("coordinates", torch.randn(7, 7, 2))
+    return network
+
+
+def _with_joined_biases() -> nn.Module:
+    network = Own(_joined_biases, first=nn.Linear(6, 32), last=nn.Linear(32, 6))
+    network.heads = network.other_heads = 4
+    network.width = 32
+    network.weight = nn.Parameter(torch.randn(96, 32))
+    network.q_bias, network.v_bias = nn.Parameter(torch.randn(32)), nn.Parameter(torch.randn(32))
+    network.register_buffer("k_bias", torch.zeros(32))
+    return network
+
+
 # Each with the widths that its tensors should have at half.
 WORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, tuple[int, ...]]]] = {
     "interpolate to a size": (
@@ -183,6 +217,28 @@ WORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, 
         ),
         rows,
         {"table.weight": (6, 16)},
+    ),
+    "biases joined for queries, keys and values": (
+        _with_joined_biases,
+        lambda: torch.randn(3, 7, 6),
+        {"weight": (48, 16), "q_bias": (16,), "k_bias": (16,)},
+    ),
+    "a table of coordinates": (
+        _with_positions,
+        lambda: torch.randn(3, 7, 6),
+        {"coordinates": (7, 7, 2), "bias.0.weight": (16, 2)},
+    ),
+    "a view by -1 beside equal sizes": (
+        lambda: Own(
+            lambda net, x: net.head(
+                net.last(net.first(x).flatten(2).mT).mT.reshape(len(x), -1, *x.shape[2:]).mean((2, 3))
+            ),
+            first=conv(3, 8),
+            last=nn.Linear(8, 8),
+            head=nn.Linear(8, 5),
+        ),
+        images,
+        {"last.weight": (4, 4)},
     ),
     "a small number in the code stays": (
         lambda: Own(_turned, turn=nn.Linear(3, 9), first=nn.Conv1d(3, 128, 1), head=nn.Linear(128, 5)),

@@ -20,7 +20,8 @@ from covey.surgery.recording import SizeOf
 from covey.surgery.sizes import formula_of
 from covey.surgery.widths import Chosen, sizes_for, whole
 
-FEW = 16  # a width below this may be rounded up to it, as heads and groups need, without being counted as too large
+# A width below this may be rounded up by a half, as heads and groups need, without being counted as too large.
+FEW = 16
 
 COORDINATES = 4  # a number in the network's code up to this counts coordinates or colours, not channels
 
@@ -85,7 +86,8 @@ def _wished_sizes(system: System, chosen: Chosen, ratio: float) -> Callable[[int
             size = system.original[symbol]
         elif symbol not in free.heads:
             least = whole(size)
-            size = max(least, min(chosen.get(symbol, 0), FEW))
+            most = min(FEW, max(least + 2, 3 * least // 2))
+            size = max(least, min(chosen.get(symbol, 0), most))
         values[symbol] = size
     known: dict[Expr, float] = {}
 

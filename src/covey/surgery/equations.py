@@ -82,8 +82,11 @@ class System:
             # gap == 0 means that its numerator is 0, and that is a polynomial.
             numerator, _ = sympy.fraction(sympy.together(gap))
             gap = sympy.expand(numerator)
-        gap = _shortened(gap)
+            gap = self._vanishing_factor(gap)
+        gap = _without_fractions(gap)
         slopes = _slopes(gap)
+        if self._use_equal_parts(gap, slopes):
+            return
         symbol = self._best_symbol(gap, slopes)
         if symbol is not None:
             slope = slopes[symbol]
@@ -97,6 +100,33 @@ class System:
             self.solved[symbol] = sympy.Integer(self.original[symbol])
         if self.wished is not None:
             self.fixed[symbol] = (equation.is_cut, equation.where)
+
+    def _use_equal_parts(self, gap: Expr, slopes: Slopes) -> bool:
+        """Three biases of one size, joined for queries, keys and values of that size, are each as large as those.
+
+        `s1 + s2 + s3 = 3 s4`, where all four are of one size, would leave three of them free.
+        """
+        if _linear_slopes(gap) is None or gap.as_coeff_Add()[0] != 0 or slopes.keys() & self.data:
+            return False
+        count = len(slopes) - 1
+        wholes = [symbol for symbol, slope in slopes.items() if abs(slope) == count]
+        if count < 2 or len(wholes) != 1:
+            return False
+        (whole,) = wholes
+        parts = [symbol for symbol in slopes if symbol != whole]
+        is_even = all(slopes[part] * -count == slopes[whole] for part in parts)
+        is_same = all(self.original[part] == self.original[whole] for part in parts)
+        if is_even and is_same:
+            self.solved.update(dict.fromkeys(parts, whole))
+        return is_even and is_same
+
+    def _vanishing_factor(self, gap: Expr) -> Expr:
+        """Of a product that is 0, the factor that is 0 in the original network."""
+        _, factors = sympy.factor_list(gap)
+        for factor, _ in factors:
+            if factor.xreplace(self.original) == 0:
+                return factor
+        return gap
 
     def fixes_a_width(self, gap: Expr) -> bool:
         """Whether all that an equation says is that a symbol is a number."""
@@ -242,15 +272,11 @@ def _find_widths(found: Probe, system: System) -> None:
 # --- formulas ----------------------------------------------------------------------------------------------------
 
 
-def _shortened(gap: Expr) -> Expr:
-    """An equation's gap without fractions, and without symbols that all its terms have: no size is 0."""
+def _without_fractions(gap: Expr) -> Expr:
+    """A sum times its denominators: a symbol with a factor of 1 is then a whole multiple of the others."""
     terms = sympy.Add.make_args(gap)
     denominators = [int(term.as_coeff_Mul()[0].q) for term in terms]
-    factor = sympy.Integer(math.lcm(*denominators))
-    if _linear_slopes(gap) is None:
-        for symbol in gap.free_symbols:
-            least = min(term.as_powers_dict().get(symbol, 0) for term in terms)
-            factor = factor / symbol**least
+    factor = math.lcm(*denominators)
     return gap if factor == 1 else sympy.expand(gap * factor)
 
 

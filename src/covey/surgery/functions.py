@@ -22,8 +22,9 @@ from covey.surgery.operators import (
     Call,
     Facts,
     broadcast,
+    fix_constant,
     matrix_product,
-    note_data,
+    note_origin,
     space_sizes,
     split_sizes,
 )
@@ -62,7 +63,7 @@ class Following(TorchFunctionMode):
         every = sizes if isinstance(sizes, list) else [sizes]
         for tensor, its_sizes in zip(made, every, strict=False):
             mark(tensor, its_sizes)
-        note_data((args, named), made)
+        note_origin((args, named), made)
         return out
 
 
@@ -109,6 +110,7 @@ def linear(
     bias: Tensor | None = None,
 ) -> Sizes:
     """(..., in) -> (..., out), with a weight of (out, in)."""
+    fix_constant(rec, input)
     *batch, features = sizes_of(input)
     *outputs, inputs = sizes_of(weight)
     rec.width(*outputs, inputs)
@@ -154,6 +156,7 @@ def convolution(
     groups: int = 1,
 ) -> Sizes:
     """(B, in, ...) -> (B, out, ...), with a weight of (out, in / groups, ...)."""
+    fix_constant(rec, input)
     outputs, inputs_per_group, *kernel = sizes_of(weight)
     *batch, channels = sizes_of(input)[: -len(kernel)]
     inputs = inputs_per_group * groups

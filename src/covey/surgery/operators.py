@@ -15,7 +15,18 @@ from typing import Any
 from torch import Tensor
 
 from covey.surgery.recorder import Recorder
-from covey.surgery.sizes import Size, Sizes, carries_data, mark, mark_data, product, sizes_of, values
+from covey.surgery.sizes import (
+    Size,
+    Sizes,
+    carries_data,
+    is_learnt,
+    mark,
+    mark_data,
+    mark_learnt,
+    product,
+    sizes_of,
+    values,
+)
 from covey.surgery.source import user_line
 from covey.surgery.torch_internals import leaves, require_operators
 
@@ -56,7 +67,7 @@ class Call:
         numbers = self.numbers
         for start in range(len(numbers) - len(plain) + 1):
             some = numbers[start : start + len(plain)]
-            if values(some) == plain:
+            if _agree(values(some), plain):
                 return [None if int(number) == -1 else number for number in some]
         left = list(numbers)  # each is used once
         found = []
@@ -77,6 +88,11 @@ class Call:
             if int(size) == value:
                 return size
         return value
+
+
+def _agree(some: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether numbers are those that an operator got; it may have got something else for -1."""
+    return all(one in (other, -1) for one, other in zip(some, wanted, strict=True))
 
 
 def _of_value(value: int, numbers: Sequence[int]) -> int | None:
@@ -134,7 +150,7 @@ class Facts:
             sizes = rule(self, args, kwargs, made)
         for tensor, its_sizes in zip(made, sizes, strict=False):
             mark(tensor, _short(self.recorder, its_sizes))
-        note_data((args, kwargs), made)
+        note_origin((args, kwargs), made)
         return out
 
     @contextmanager
@@ -148,11 +164,25 @@ class Facts:
             self.call, self.is_silent = before
 
 
-def note_data(given: Any, made: Sequence[Tensor]) -> None:
-    """What was computed from data is data."""
-    if any(map(carries_data, leaves(given))):
-        for tensor in made:
+def note_origin(given: Any, made: Sequence[Tensor]) -> None:
+    """What was computed from data is data, and what was computed from parameters is learnt."""
+    found = leaves(given)
+    is_data = any(map(carries_data, found))
+    learnt = any(map(is_learnt, found))
+    for tensor in made:
+        if is_data:
             mark_data(tensor)
+        if learnt:
+            mark_learnt(tensor)
+
+
+def fix_constant(rec: Recorder, tensor: Tensor) -> None:
+    """A layer that reads a constant (a table of coordinates) takes its sizes as they are, like the network's input."""
+    if carries_data(tensor) or is_learnt(tensor):
+        return
+    for size in sizes_of(tensor):
+        if isinstance(size, Size):
+            rec.equate(size, rec.from_data(size))
 
 
 def _short(rec: Recorder, sizes: Sequence[int]) -> Sizes:

@@ -18,7 +18,7 @@ from covey.surgery.functions import Following
 from covey.surgery.operators import Facts
 from covey.surgery.recorder import Recorder
 from covey.surgery.recurrent import recurrent_cell_forward, recurrent_forward
-from covey.surgery.sizes import Size, Sizes, mark, mark_data, sizes_of
+from covey.surgery.sizes import Size, Sizes, mark, mark_data, mark_learnt, sizes_of
 from covey.surgery.source import failure, module_names
 from covey.surgery.torch_internals import (
     convolution_class,
@@ -200,7 +200,8 @@ def _marked_tensor(
             sizes.append(size)
         else:
             sizes.append(recorder.symbol(size, f"{name} (axis {axis})"))
-    return mark(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), sizes)
+    twin = mark(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), sizes)
+    return mark_learnt(twin) if isinstance(tensor, nn.Parameter) else twin
 
 
 def _marked_input(leaf: Any, recorder: Recorder) -> Any:

@@ -116,6 +116,10 @@ class Recorder:
 
     def equate(self, left: int, right: int, is_cut: bool = False) -> None:
         """Write down that two sizes are the same."""
+        if int(left) != int(right):
+            raise RuntimeError(
+                f"covey took two sizes for the same, and they are {int(left)} and {int(right)}"
+            )
         one, other = self._used(left), self._used(right)
         if one == other or (one, other) in self._met:
             return

@@ -195,3 +195,15 @@ def mark_data(leaf: Any) -> Any:
 def carries_data(leaf: Any) -> bool:
     """Whether a tensor was computed from the network's input."""
     return isinstance(leaf, Tensor) and getattr(leaf, "covey_data", False)
+
+
+def mark_learnt(leaf: Any) -> Any:
+    """Mark a tensor as computed from parameters."""
+    if isinstance(leaf, Tensor):
+        leaf.covey_learnt = True  # type: ignore[attr-defined]
+    return leaf
+
+
+def is_learnt(leaf: Any) -> bool:
+    """Whether a tensor was computed from parameters."""
+    return isinstance(leaf, Tensor) and getattr(leaf, "covey_learnt", False)
