@@ -48,6 +48,10 @@ from covey.train import Recipe
         (["compare", "--methods", "singel"], "there is no method 'singel'"),
         (["compare", "--methods", "single", "single"], "two of the runs are the same"),
         (["compare", "--vary", "lr"], "--vary is written name=value,value; got 'lr'"),
+        (
+            ["compare", "--vary", "lr=1,2", "lr=3"],
+            "--vary names lr twice; write all its values after one name",
+        ),
         (["compare", "--methods", "single", "--vary", "depth=1,2"], "depth=1: neither the method"),
         (["compare", "--jobs", "2", "--ray"], "--jobs and --ray are two ways of running"),
         (["reproduce"], "covey reproduce takes a recipe's name"),
@@ -187,7 +191,7 @@ def _build(settings: Settings) -> None:
 
 
 def test_there_are_recipes_of_all_five_papers():
-    assert {path.name[:6] for path in FILES} == {f"paper{i}" for i in range(1, 6)}
+    assert {path.name.partition("-")[0] for path in FILES} == {*(f"paper{i}" for i in range(1, 6)), "promise"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -145,4 +145,4 @@ def test_any_cell_is_a_number_or_no_formula(cell):
 
 def test_a_pipe_as_an_image(predict, tmp_path):
     os.mkfifo(tmp_path / "a.png")
-    refused(predict(tmp_path / "a.png"), "a.png: it is no ordinary file")
+    refused(predict(tmp_path / "a.png"), "a.png is no ordinary file")

@@ -244,3 +244,13 @@ def test_a_part_without_any_good_image(folder):
         (folder / "all" / "test" / name / "a.png").write_bytes(b"rubbish")
     with pytest.raises(DataError, match="none of the 2 images of the test part can be read"):
         load(folder / "all", skip_bad=True)
+
+
+def test_whatever_a_decoder_stumbles_over_is_a_clear_error(tmp_path, monkeypatch):
+    def stumbles(path):
+        raise KeyError("numpy_type")  # pyarrow's, of a damaged description of the columns
+
+    monkeypatch.setattr(pandas, "read_parquet", stumbles)
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="cannot read the table .*table.parquet: 'numpy_type'"):
+        load(str(tmp_path / "table.parquet"), target="y")

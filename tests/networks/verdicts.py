@@ -19,6 +19,7 @@ from comparing import WrongError, equal_states, random_states, seed
 from torch import nn
 
 import covey
+from covey import registry
 from covey import run as runs
 from covey.errors import ConversionError, CoveyError, OptionError
 from covey.networks.anatomy import examine
@@ -58,8 +59,9 @@ class Verdict:
 
 
 def methods() -> list[str]:
-    """The methods of the sweep: all that take one network."""
-    return [name for name, kind in covey.METHODS.items() if kind.several_networks != "must"]
+    """The methods of the sweep: all of covey's own that take one network."""
+    known = {name: kind for name, kind in covey.METHODS.items() if name in registry.OWN_METHODS}
+    return [name for name, kind in known.items() if kind.several_networks != "must"]
 
 
 def judge(network: Network, method: str) -> Verdict:

@@ -94,7 +94,8 @@ def hostile_pages(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory)
         try:
             read = hostile.restored(files)
         except EvaluationError:
-            assert where == "evaluation/calibration/*/calibration", "only this one is refused"
+            # what kind of calibration it is, and nothing else, decides how the file is read
+            assert where.startswith("evaluation/calibration/"), "only these are refused"
             continue
         pages[where] = write([read], folder / str(place), title="A report", pdf=False)
     files = hostile.all_at_once(run)

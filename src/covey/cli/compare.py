@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -134,6 +135,7 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
     if not own.methods or not own.seeds:
         raise UsageError("covey compare needs at least one method and one seed.")
     planned: list[PlannedRun] = []
+    labels: Counter[str] = Counter()
     for spec, varied, seed in itertools.product(own.methods, _variations(own.vary), own.seeds):
         name, _, text = spec.partition(":")
         kind = registry.lookup(name)
@@ -145,8 +147,8 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         words = [spec.replace(":", " ").replace(",", " ")]
         file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
         label = " ".join([*words, *(f"{k}={v}" for k, v in varied.items() if k not in REPEATS)])
-        before = sum(one.label == label for one in planned)
-        repeat = before if any(name in REPEATS for name in varied) else seed
+        repeat = labels[label] if any(name in REPEATS for name in varied) else seed
+        labels[label] += 1
         place = Path(own.folder) / f"{file}-{seed}"
         planned.append(PlannedRun(label, settings, place, repeat, own.corruptions, own.collapsed))
     names = [str(one.folder) for one in planned]
@@ -287,6 +289,8 @@ def _variations(given: Sequence[str]) -> list[dict[str, Any]]:
         if not equals:
             raise UsageError(f"--vary is written name=value,value; got {text!r}.")
         names.append(name.replace("-", "_"))
+        if names.count(names[-1]) > 1:
+            raise UsageError(f"--vary names {name} twice; write all its values after one name.")
         values.append([registry.read_value(value) for value in registry.split_options(listed)])
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 

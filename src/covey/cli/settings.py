@@ -192,12 +192,12 @@ def trained(network: nn.Module, path: Path) -> nn.Module:
     return network
 
 
-def _renamed(method: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _renamed(method: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Options of a stored run under the names that they have now."""
     kind = registry.lookup(method)
-    if not isinstance(options, Mapping) or not issubclass(kind, Method):
-        return options
-    return kind.renamed(options)
+    if not isinstance(given, Mapping) or not issubclass(kind, Method):
+        return given
+    return kind.renamed(given)
 
 
 def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:

@@ -33,7 +33,7 @@ def read_frame(path: Path) -> pandas.DataFrame:
             frame = pandas.read_parquet(path)
         else:
             frame = _read_text(path)
-    except (OSError, ValueError, ImportError) as error:  # pandas' and pyarrow's parser errors are ValueErrors
+    except Exception as error:  # pandas and pyarrow stumble over damaged files in many ways
         raise DataError(f"cannot read the table {path}: {error}") from error
     frame.columns = [str(name) for name in frame.columns]
     if frame.columns.has_duplicates:
