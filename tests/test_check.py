@@ -67,7 +67,7 @@ class Generator(Net):
     ("kind", "words"),
     [
         (Global, r"in eval mode member 2 .*on the example: they differ by .*check=False"),
-        (GlobalInTraining, r"in train mode member 2 .*on the example"),
+        (GlobalInTraining, r"in train mode member 2 .*on (the example|a second batch)"),
         (Recurrent, r"in eval mode member 0 .*(on a second batch|called again)"),
         (Generator, r"in eval mode member 2 .*generator of random numbers"),
     ],
