@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import covey
+from covey import run as runs
+from covey.run import WAYS
 from law_networks import NETWORKS, network
 
 
@@ -17,7 +19,7 @@ def test_auto_chooses_once_for_each_mode_and_leaves_no_trace() -> None:
     state = torch.get_rng_state()
     outputs = ens(x)
     assert torch.equal(torch.get_rng_state(), state)
-    assert ens.run in ("loop", "batched")
+    assert ens.run in WAYS
     assert all(p.grad is None for p in ens.parameters())
     torch.testing.assert_close(outputs, twin(x))
     for a, b in zip(ens.buffers(), twin.buffers(), strict=True):
@@ -26,7 +28,7 @@ def test_auto_chooses_once_for_each_mode_and_leaves_no_trace() -> None:
     assert ens.run == "auto"
     with torch.no_grad():
         ens(x)
-    assert set(ens.runs.values()) <= {"loop", "batched"}
+    assert set(ens.runs.values()) <= set(WAYS)
 
 
 def test_auto_takes_the_loop_where_vmap_cannot() -> None:
@@ -137,3 +139,75 @@ def test_functional_dropout_and_attention_dropout_are_kept_on() -> None:
     ens.run = "loop"
     outputs = ens(torch.randn(2, 3, 8))
     assert not torch.allclose(outputs[0], outputs[1])
+
+
+class Viewed(nn.Module):
+    """Flattens by `view`, which goes with channels last only where an image has shrunk to one pixel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(x), -1)[:, :8]
+
+
+def viewing(size: int) -> tuple[covey.Ensemble, torch.Tensor]:
+    net = nn.Sequential(nn.Conv2d(3, 8, 2, stride=2), Viewed(), nn.Linear(8, 2))
+    x = torch.randn(4, 3, size, size)
+    return covey.convert(net, covey.DeepEnsemble(members=2), example=x).eval(), x
+
+
+def test_auto_measures_memory_formats_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ens, x = viewing(2)
+    raced: list[str] = []
+
+    def last(race: runs._Race, present: runs.Way, *others: runs.Way, gain: float = 1.0) -> runs.Way:
+        raced.extend(str(way) for way in (present, *others))
+        return others[-1]
+
+    monkeypatch.setattr(runs._Race, "winner", last)
+    outputs = ens(x)
+    assert raced == ["loop", "batched", "batched", "loop+channels_last", "batched+channels_last"]
+    assert ens.run == "batched+channels_last"
+    assert ens.measured == {"eval": [[3, 2, 2]]}
+    torch.testing.assert_close(outputs[1], ens.member(1).eval()(x))
+
+
+def test_a_format_that_was_measured_is_not_taken_for_images_of_other_sizes() -> None:
+    ens, _ = viewing(2)
+    larger = torch.randn(4, 3, 4, 4)
+    ens.runs["eval"], ens.measured["eval"] = "loop+channels_last", [[3, 2, 2]]
+    torch.testing.assert_close(ens(larger)[0], ens.member(0).eval()(larger))
+    ens.run = "loop+channels_last"  # a user's own choice holds for any size
+    with pytest.raises(RuntimeError, match="view"):
+        ens(larger)
+
+
+def test_auto_does_not_take_a_format_that_the_network_cannot() -> None:
+    ens, x = viewing(4)
+    ens(x)
+    assert ens.run in ("loop", "batched")
+
+
+def test_auto_measures_weights_that_are_made() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    ens = covey.convert(net, covey.BatchEnsemble(members=2), example=torch.randn(2, 4)).eval()
+    x = torch.randn(3, 4)
+    expected = ens(x)
+    for way in WAYS:
+        ens.run = way
+        torch.testing.assert_close(ens(x), expected)
+    assert ens.acting
+
+
+def test_one_grey_channel_comes_last_too() -> None:
+    seen = []
+
+    class Looked(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            seen.append(y.is_contiguous(memory_format=torch.channels_last))
+            return y
+
+    net = nn.Sequential(Looked(1, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2))
+    ens = covey.convert(net, covey.DeepEnsemble(members=2))
+    ens.run = "loop+channels_last"
+    ens(torch.randn(4, 1, 6, 6))
+    assert seen[-2:] == [True, True]

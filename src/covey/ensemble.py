@@ -50,7 +50,8 @@ class Ensemble(nn.Module):
         output: which part of what the network returns is the answer.
         seed: of the random choices that conversion made.
         checked: what conversion found out about the members; see `covey.convert(check=...)`.
-        runs: how members run in train and in eval mode: "loop", "batched" or "auto".
+        runs: how members run in train and in eval mode: a name of `covey.run.WAYS`, or "auto".
+        measured: the sizes of images that "auto" chose on, in train and in eval mode.
         acting: whether weights that can act on activations do; otherwise every member's weights are made.
         temperature: calibrates the probabilities, if it is set.
         conformal: gives sets of classes, if it is set.
@@ -86,6 +87,7 @@ class Ensemble(nn.Module):
         self.temperature: Temperature | None = None
         self.conformal: Conformal | None = None
         self.runs = {"train": "auto", "eval": "auto"}
+        self.measured: dict[str, list[list[int]]] = {}
         self.acting = True
         self.memory_format = torch.contiguous_format
         self.train(bodies[0].network.training)
@@ -147,14 +149,19 @@ class Ensemble(nn.Module):
 
     @property
     def run(self) -> str:
-        """How members are run in the present mode: "loop", "batched", or "auto" until that was measured."""
+        """How members are run in the present mode; "auto" until that was measured.
+
+        "loop" or "batched", with "+channels_last" where images are laid out so, and "+made" where weights are made that
+        could act on activations.
+        """
         return self.runs["train" if self.training else "eval"]
 
     @run.setter
     def run(self, choice: str) -> None:
-        if choice not in ("auto", *runs.RUNS):
-            raise OptionError(f"run is one of 'auto', 'loop', 'batched'; got {choice!r}.")
+        if choice not in ("auto", *runs.WAYS):
+            raise OptionError(f"run is one of {', '.join(map(repr, ('auto', *runs.WAYS)))}; got {choice!r}.")
         self.runs = {"train": choice, "eval": choice}
+        self.measured = {}
 
     # --- training ----------------------------------------------------------------------------------------
 

@@ -1,16 +1,18 @@
-"""Two ways of running an ensemble's members, and the measurement that chooses between them.
+"""Ways of running an ensemble's members, and the measurement that chooses between them.
 
 `loop` calls the skeleton once a member with that member's tensors; it works for every network and is the reference.
 `batched` calls it once for all members under `torch.func.vmap`; what comes before the first member tensor is
-computed once. `auto` measures both on the first input, in the mode at hand, and keeps the faster.
+computed once. Either may lay images out with channels last (`loop+channels_last`), and make weights that could act on
+activations (`loop+made`). `auto` measures them on the first input, in the mode at hand, and keeps the fastest.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,8 +68,37 @@ class Inputs:
 
     def _formatted(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.ndim == 4 and self.memory_format == torch.channels_last:
-            return leaf.contiguous(memory_format=torch.channels_last)
+            return _with_channels_last(leaf)
         return leaf
+
+    def shapes(self) -> list[list[int]]:
+        """The shapes of one sample of each image in it."""
+        axes = 1 if self.count is None else 2
+        return [list(leaf.shape[axes:]) for leaf in self.leaves() if leaf.ndim == axes + 3]
+
+
+def _with_channels_last(images: Tensor) -> Tensor:
+    if images.shape[1] > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    # with one channel both formats are the same numbers in the same places; only strides tell layers which is meant
+    return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How members run: in a loop or batched, in which memory format, and whether all weights are made."""
+
+    run: str = "loop"
+    channels_last: bool = False
+    made: bool = False
+
+    def __str__(self) -> str:
+        words = [self.run]
+        if self.channels_last:
+            words.append("channels_last")
+        if self.made:
+            words.append("made")
+        return "+".join(words)
 
 
 def run(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
@@ -75,7 +106,29 @@ def run(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
     choice = ensemble.run
     if choice == "auto":
         choice = _choose(ensemble, members, inputs)
-    return RUNS[choice](ensemble, members, inputs)
+    way = WAYS[choice]
+    if way.channels_last and not _as_measured(ensemble, inputs):
+        # a network that was seen to work with channels last on images of one size may not on others
+        way = replace(way, channels_last=False)
+    return _run(ensemble, way, members, inputs)
+
+
+def _run(ensemble: Ensemble, way: Way, members: Sequence[int], inputs: Inputs) -> Tensor:
+    if way.channels_last:
+        inputs = replace(inputs, memory_format=torch.channels_last)
+    if not way.made:
+        return RUNS[way.run](ensemble, members, inputs)
+    acting, ensemble.acting = ensemble.acting, False
+    try:
+        return RUNS[way.run](ensemble, members, inputs)
+    finally:
+        ensemble.acting = acting
+
+
+def _as_measured(ensemble: Ensemble, inputs: Inputs) -> bool:
+    """Whether images have the sizes that the way was measured on; where a user set it, any size is as good."""
+    sizes = ensemble.measured.get("train" if ensemble.training else "eval")
+    return sizes is None or sizes == inputs.shapes()
 
 
 def loop(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
@@ -212,40 +265,103 @@ def _write_back(
 AGREEMENT = (
     0.02  # of the outputs' scale; other kernels and low precision differ by less, wrong members by more
 )
+GAIN = 0.9  # making weights costs memory, so it must save so much time
 RUNS: dict[str, Callable[[Ensemble, Sequence[int], Inputs], Tensor]] = {"loop": loop, "batched": batched}
+WAYS = {
+    str(way): way for way in (Way(*each) for each in itertools.product(RUNS, (False, True), (False, True)))
+}
+"""Every way of running, by name."""
 
 
 def _choose(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> str:
-    """Loop where there is nothing to gain or no time to measure, else what is measured faster."""
-    if torch.compiler.is_compiling() or len(members) < ensemble.members or ensemble.members == 1:
+    """Loop where there is no time to measure, else what is measured fastest."""
+    if torch.compiler.is_compiling() or len(members) < ensemble.members:
         return "loop"
-    choice = tune(ensemble, members, inputs) if ensemble.stackable else "loop"
-    ensemble.runs["train" if ensemble.training else "eval"] = choice
+    choice = tune(ensemble, members, inputs)
+    mode = "train" if ensemble.training else "eval"
+    ensemble.runs[mode] = choice
+    ensemble.measured[mode] = inputs.shapes()
     return choice
 
 
 def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: int = 5) -> str:
-    """Time both runs on these inputs, with a backward pass if gradients are on, and name the faster.
+    """Time the ways of running on these inputs, with a backward pass if gradients are on, and name the fastest.
 
-    Buffers and random state are as before afterwards. Stops early once one is clearly ahead.
+    First loop or batched, then the memory format, then whether to make weights. Buffers and random state are as before
+    afterwards.
     """
+    best = Way()
     with _nothing_changed(ensemble):
-        seconds: dict[str, float] = {}
-        seconds["loop"], expected = _timed(ensemble, loop, members, inputs)
-        try:
-            seconds["batched"], found = _timed(ensemble, batched, members, inputs)
-        except Exception:  # a network that vmap cannot carry; what the loop accepts is good input
-            return "loop"
-        again, repeated = _timed(ensemble, loop, members, inputs)
-        seconds["loop"] = min(seconds["loop"], again)
-        if not _agree(ensemble, expected, repeated, found):
-            return "loop"
-        for _ in range(repeats):
-            for name, way in RUNS.items():
-                seconds[name] = min(seconds[name], _timed(ensemble, way, members, inputs)[0])
-            if max(seconds.values()) > 1.5 * min(seconds.values()):
+        race = _Race(ensemble, members, inputs, repeats)
+        if ensemble.stackable and ensemble.members > 1:
+            best = race.winner(best, Way("batched"))
+        if _takes_images(ensemble, inputs):
+            best = race.winner(best, Way(channels_last=True), replace(best, channels_last=True))
+        if any(ensemble.acts(part) for part in ensemble.parts.values()):
+            best = race.winner(best, replace(best, made=True), gain=GAIN)
+    return str(best)
+
+
+def _takes_images(ensemble: Ensemble, inputs: Inputs) -> bool:
+    """Whether channels could come last: there are images, layers that care, and a user who did not say."""
+    if ensemble.memory_format != torch.contiguous_format or not inputs.shapes():
+        return False
+    return any(
+        isinstance(module, nn.Conv2d)
+        for k in range(ensemble.members)
+        for module in ensemble.skeleton(k).modules()
+    )
+
+
+class _Race:
+    """Ways of running against each other on the same inputs.
+
+    Args:
+        ensemble: whose members run.
+        members: which.
+        inputs: of a call.
+        repeats: rounds after the first.
+    """
+
+    def __init__(self, ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: int) -> None:
+        self.ensemble, self.members, self.inputs, self.repeats = ensemble, members, inputs, repeats
+        self.seconds: dict[Way, float] = {}
+        self.reference: tuple[Tensor, Tensor] | None = None
+
+    def winner(self, present: Way, *others: Way, gain: float = 1.0) -> Way:
+        """The fastest; another than the present one only if it takes less than `gain` of its time."""
+        if self.reference is None:
+            # twice, because the first call in a process does more, and to see whether the network is random
+            self.reference = self._timed(Way()), self._timed(Way())
+        racing = [present, *(way for way in dict.fromkeys(others) if way != present and self._works(way))]
+        for _ in range(self.repeats if len(racing) > 1 else 0):
+            for way in racing:
+                self._timed(way)
+            times = sorted(self.seconds[way] for way in racing)
+            if times[1] > 1.5 * times[0]:  # one is clearly ahead
                 break
-    return min(seconds, key=seconds.__getitem__)
+        return min(racing, key=lambda way: self.seconds[way] / (1.0 if way == present else gain))
+
+    def _works(self, way: Way) -> bool:
+        """Whether a way can run this network, and answers as the loop does."""
+        assert self.reference is not None
+        try:
+            found = self._timed(way)
+        except Exception:  # such as vmap's; what the loop accepts is good input
+            return False
+        return _agree(self.ensemble, *self.reference, found)
+
+    def _timed(self, way: Way) -> Tensor:
+        start = time.perf_counter()
+        outputs = _run(self.ensemble, way, self.members, self.inputs)
+        if outputs.requires_grad:
+            parameters = [p for p in self.ensemble.parameters() if p.requires_grad]
+            torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
+        if outputs.device.type != "cpu":
+            torch.accelerator.synchronize()
+        taken = time.perf_counter() - start
+        self.seconds[way] = min(taken, self.seconds.get(way, taken))
+        return outputs.detach()
 
 
 @contextmanager
@@ -273,14 +389,3 @@ def _agree(ensemble: Ensemble, loop_once: Tensor, loop_again: Tensor, batched_on
         return ensemble.differ or not torch.equal(other[0], other[1])
     scale = once.abs().amax().clamp_min(1e-12)
     return bool(((once - other).abs().amax() <= AGREEMENT * scale).item()) or not torch.isfinite(once).all()
-
-
-def _timed(ensemble: Ensemble, way: Callable, members: Sequence[int], inputs: Inputs) -> tuple[float, Tensor]:
-    start = time.perf_counter()
-    outputs = way(ensemble, members, inputs)
-    if outputs.requires_grad:
-        parameters = [p for p in ensemble.parameters() if p.requires_grad]
-        torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
-    if outputs.device.type != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter() - start, outputs

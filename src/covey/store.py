@@ -36,6 +36,7 @@ from covey.layout import Layout
 from covey.losses import LOSS_OF_TASK
 from covey.networks.anatomy import Anatomy, listing, recalled
 from covey.networks.layers import hollow
+from covey.run import WAYS
 from covey.schema import (
     LARGEST,
     Either,
@@ -61,7 +62,8 @@ CONFIG = "config.json"
 MOST_MEMBERS = 1 << 16
 _TRIED = 128  # members that are made on trial
 _MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
-_RUN = Word(("auto", "loop", "batched"))
+_RUN = Word(("auto", *WAYS))
+_SIZES = Many(Many(Whole(), most=3))
 _LISTING = Named(Many(Either((Word(), Many(Whole()))), least=2, most=2))  # name -> [shape, dtype]
 _ARGUMENT = Maybe(Either((Truth(), Word(), Number(0, 1 << 28), Many(Number(0, 1 << 28), most=4096))))
 _BODY = Record(
@@ -95,7 +97,12 @@ _SPECS = {
         {**_COMMON, "bodies": Many(Record({**_BODY.keys, "shared": Many(Word())}), least=1), "extra": Named()}
     ),
     FORMAT: Record(
-        {**_COMMON, "layout": layouts.SPEC}, optional={"frozen": Many(Word()), "tensors": _LISTING}
+        {**_COMMON, "layout": layouts.SPEC},
+        optional={
+            "frozen": Many(Word()),
+            "tensors": _LISTING,
+            "measured": Record(optional={"train": _SIZES, "eval": _SIZES}),
+        },
     ),
 }
 """What config.json looks like in each format."""
@@ -167,6 +174,7 @@ def _built(config: Mapping[str, Any], networks: list[nn.Module], header: Header)
         ensemble = method.build(bodies, layout)
     ensemble.task, ensemble.class_dim = config["task"], config["class_dim"]
     ensemble.seed, ensemble.runs = config["seed"], dict(config["runs"])
+    ensemble.measured = dict(config.get("measured", {}))
     ensemble.memory_format = getattr(torch, config["memory_format"])
     for found in map(from_dict, config["calibration"]):
         if isinstance(found, Temperature):
@@ -236,6 +244,7 @@ def _config(ensemble: Ensemble) -> dict[str, Any]:
         "class_dim": ensemble.class_dim,
         "seed": ensemble.seed,
         "runs": ensemble.runs,
+        "measured": ensemble.measured,
         "memory_format": str(ensemble.memory_format).removeprefix("torch."),
         "training": ensemble.training,
         "tensors": tensor_files.listing(ensemble.state_dict()),

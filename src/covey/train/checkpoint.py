@@ -21,13 +21,14 @@ from torch import Tensor
 from covey import layout
 from covey.errors import CoveyError, StoreError, TrainingError
 from covey.files import whole
+from covey.run import WAYS
 from covey.schema import Both, Either, Many, Named, Number, Plain, Record, Whole, Word, check
 from covey.tensor_files import listing, read_tensors, write_tensors
 from covey.train.recipe import Recipe
 from covey.train.state import Job, State
 
 FORMAT = 2
-_RUN = Word(("auto", "loop", "batched"))
+_RUN = Word(("auto", *WAYS))
 SPEC = Record(
     {
         "phase": Whole(),
@@ -43,7 +44,7 @@ SPEC = Record(
         "precision": Named(),
         "settings": Record(dict.fromkeys(("recipe", "method", "data"), Plain())),
     },
-    optional={"tensors": Named(Many(least=2, most=2))},
+    optional={"tensors": Named(Many(least=2, most=2)), "measured": Named(Many(Many(Whole(), most=3)))},
 )
 """What the record of a checkpoint looks like."""
 
@@ -116,6 +117,7 @@ def save(job: Job, state: State) -> Path | None:
         "rows": state.rows,
         "notes": state.notes,
         "runs": state.ensemble.runs,
+        "measured": state.ensemble.measured,
         "layout": state.ensemble.layout.to_dict(),
         "optimizer": _plain_state(state),
         "precision": job.fabric.strategy.precision.state_dict(),
@@ -205,6 +207,7 @@ def restore(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Te
     _check_model(state.ensemble.state_dict(), parts["model"])
     state.ensemble.load_state_dict(parts["model"])
     state.ensemble.runs = dict(about["runs"])
+    state.ensemble.measured = dict(about.get("measured", {}))
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     state.optimizer.state.clear()
     stored = _optimizer_state(about["optimizer"], parts["optimizer"], parameters, job.recipe.optimizer)

@@ -181,7 +181,7 @@ def settle(job: Job, state: State) -> None:
             if ensemble.runs[mode] == "auto":  # nothing was measured, since there is nothing to choose
                 ensemble.runs[mode] = "loop"
     ensemble.train()
-    ensemble.runs = job.fabric.broadcast(ensemble.runs)
+    ensemble.runs, ensemble.measured = job.fabric.broadcast((ensemble.runs, ensemble.measured))
 
 
 def _phases(method: Any, recipe: Recipe) -> list[Phase]:

@@ -277,5 +277,4 @@ def _collapsed(job: Job, state: State) -> Ensemble:
     ensemble = state.ensemble
     made = convert(ensemble.collapse(), Replicate(members=1), output=ensemble.output)
     made.describe_like(ensemble)
-    made.runs = {"train": "loop", "eval": "loop"}
     return made

@@ -104,7 +104,7 @@ def gathered(networks: Sequence[nn.Module], method: Replicate, like: Ensemble) -
     """An ensemble of networks that is read and run as the one they come from."""
     made = gather(networks, method, output=like.output)
     made.describe_like(like)
-    made.runs = dict(like.runs)
+    made.runs, made.measured = dict(like.runs), dict(like.measured)
     return made.to(next(like.parameters()).device)
 
 
