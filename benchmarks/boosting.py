@@ -1,7 +1,7 @@
 """What people use for tables instead: scikit-learn's histogram gradient boosting on the splits of the table recipes.
 
-Its own early stopping holds back a tenth of the training rows. A regression's likelihood is that of a Gaussian around the
-prediction whose variance is the mean squared error on covey's validation rows.
+Its own early stopping holds back a tenth of the training rows. A regression's likelihood is that of a Gaussian around
+the prediction whose variance is the mean squared error on covey's validation rows.
 
 Run: python benchmarks/boosting.py --root DATA (a few minutes; writes results/promise-tables-boosting.json)
 """
