@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -89,11 +89,15 @@ class Results:
     about: Mapping[str, Any]
     command: str
     planned: Sequence[PlannedRun]
+    entries: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     def write(self) -> None:
-        """Write the results of all runs that are done."""
-        done = [stored.Done(one.label, one.repeat, one.folder) for one in self.planned if _is_done(one)]
-        stored.write(Path(self.path), self.name, self.about, self.command, done, len(self.planned))
+        """Write the results of all runs that are done; what is known of a run is not read again."""
+        for one in self.planned:
+            if one.folder not in self.entries and _is_done(one):
+                self.entries[one.folder] = stored.entry(one.label, one.repeat, one.folder)
+        runs = [self.entries[one.folder] for one in self.planned if one.folder in self.entries]
+        stored.write(Path(self.path), self.name, self.about, self.command, runs, len(self.planned))
 
 
 def compare(args: Sequence[str]) -> int:
@@ -177,9 +181,18 @@ def execute(
     with locked(folder, what="comparison"):
         failed = _do_all(way, planned, results)
         finished = [one for one in planned if one not in failed]
-        if finished:
-            print(f"report: {report(finished, folder, baseline, flatness)}")
+        for data, runs in _by_data(finished).items():
+            place = folder if len(_by_data(finished)) == 1 else folder / _file_name(data)
+            print(f"report: {report(runs, place, baseline, flatness)}")
     return 1 if failed else 0
+
+
+def _by_data(planned: Iterable[PlannedRun]) -> dict[str, list[PlannedRun]]:
+    """The runs on each set of data: a report compares runs on one."""
+    found: dict[str, list[PlannedRun]] = {}
+    for one in planned:
+        found.setdefault(one.settings.dataset.data, []).append(one)
+    return found
 
 
 def _do_all(

@@ -182,7 +182,7 @@ def _seconds(settings: Settings, speed: float) -> float | None:
     samples, shape, classes = SIZES[settings.dataset.data]
     names = name.split("+")
     flops = sum(_flops(each, shape, classes) for each in names)
-    samples = min(samples, settings.dataset.samples or samples)
+    samples = min(samples, settings.dataset.samples or samples, settings.dataset.train_samples or samples)
     passes = _passes(settings) if len(names) == 1 else 1.0  # each member is one of the networks
     return BACKWARD * flops / 2 * samples * settings.recipe.epochs * passes / speed
 

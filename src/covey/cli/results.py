@@ -6,7 +6,6 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,19 +24,15 @@ DIGITS = 6
 LEFT_OUT = ("kinds", "disagreement_matrix")
 
 
-@dataclass(frozen=True)
-class Done:
-    """One run that is done: its name in tables, which repetition, and where it is."""
-
-    label: str
-    repeat: int
-    folder: Path
-
-
 def write(
-    path: Path, name: str, about: Mapping[str, Any], command: str, done: Sequence[Done], planned: int
+    path: Path,
+    name: str,
+    about: Mapping[str, Any],
+    command: str,
+    runs: Sequence[Mapping[str, Any]],
+    planned: int,
 ) -> None:
-    """Write the results of the runs that are done, of so many planned."""
+    """Write the entries of the runs that are done, of so many planned."""
     found = {
         "format": FORMAT,
         "name": name,
@@ -51,10 +46,17 @@ def write(
             "processor": platform.machine(),
         },
         "planned": planned,
-        "runs": [_entry(one) for one in done],
+        "runs": list(runs),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(found, indent=1) + "\n")
+    write_text(path, _in_lines(found))
+
+
+def _in_lines(found: Mapping[str, Any]) -> str:
+    """JSON with a line for each run, so that one more run is one more line."""
+    head = {key: value for key, value in found.items() if key != "runs"}
+    lines = ",\n".join(json.dumps(one) for one in found["runs"])
+    return json.dumps(head, indent=1)[:-2] + f',\n "runs": [\n{lines}\n]}}\n'
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -83,20 +85,21 @@ def state(found: Mapping[str, Any]) -> str:
     return f"{len(runs)} of {found['planned']} runs, {repeats} seeds, {hours:.1f} h"
 
 
-def _entry(one: Done) -> dict[str, Any]:
-    settings = run.read_settings(one.folder)
-    entry = {
-        "label": one.label,
-        "repeat": one.repeat,
+def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:
+    """What is kept of a run that is done: its name in tables, which repetition, settings, scores and cost."""
+    settings = run.read_settings(folder)
+    found = {
+        "label": label,
+        "repeat": repeat,
         "seconds": settings["seconds"],
         "ended": settings["ended"],
         "settings": {k: v for k, v in settings.items() if k not in ("record", "seconds", "ended", "machine")},
-        "scores": _short(Evaluation.load(one.folder).scores),
-        "cost": _short(json.loads((one.folder / run.COST).read_text(encoding="utf-8"))),
+        "scores": _short(Evaluation.load(folder).scores),
+        "cost": _short(json.loads((folder / run.COST).read_text(encoding="utf-8"))),
     }
-    if (one.folder / run.COLLAPSED).exists():
-        entry["collapsed"] = _short(json.loads((one.folder / run.COLLAPSED).read_text(encoding="utf-8")))
-    return entry
+    if (folder / run.COLLAPSED).exists():
+        found["collapsed"] = _short(json.loads((folder / run.COLLAPSED).read_text(encoding="utf-8")))
+    return found
 
 
 def _short(value: Any) -> Any:
@@ -104,7 +107,10 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
-        return {key: _short(each) for key, each in value.items() if key not in LEFT_OUT}
+        kept = {key: each for key, each in value.items() if key not in LEFT_OUT}
+        if isinstance(kept.get("members"), list):  # each member's scores, which add up to their mean
+            del kept["members"]
+        return {key: _short(each) for key, each in kept.items()}
     if isinstance(value, list):
         return [_short(each) for each in value]
     return value

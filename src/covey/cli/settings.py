@@ -48,6 +48,7 @@ class Dataset:
         ignore: tables: columns to leave out.
         skip_bad: image folders: go on without images that cannot be read, and note which.
         samples: use only so many samples of each part, drawn with the classes in proportion.
+        train_samples: use only so many samples to train on, and all to validate and test with.
         data_seed: of the split into parts, and of the samples that are drawn.
     """
 
@@ -65,6 +66,7 @@ class Dataset:
     ignore: tuple[str, ...] = ()
     skip_bad: bool = False
     samples: int | None = None
+    train_samples: int | None = None
     data_seed: int = 0
 
     def load(self) -> Data:
@@ -86,7 +88,11 @@ class Dataset:
             ignore=self.ignore,
             skip_bad=self.skip_bad,
         )
-        return data if self.samples is None else fewer(data, self.samples, self.data_seed)
+        if self.samples is not None:
+            data = fewer(data, self.samples, self.data_seed)
+        if self.train_samples is not None:
+            data = fewer(data, self.train_samples, self.data_seed, parts=("train",))
+        return data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,12 @@ def read_digits() -> Raw:
 
 
 def read_bundled_table(name: str) -> Raw:
-    """One of scikit-learn's tables: breast_cancer, wine or diabetes."""
+    """One of scikit-learn's tables: breast_cancer, iris, wine or diabetes."""
     datasets = load("sklearn.datasets")
 
     loader = {
         "breast_cancer": datasets.load_breast_cancer,
+        "iris": datasets.load_iris,
         "wine": datasets.load_wine,
         "diabetes": datasets.load_diabetes,
     }[name]

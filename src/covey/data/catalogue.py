@@ -227,6 +227,10 @@ KNOWN: dict[str, Source] = {
         "569 rows, 30 columns, 2 classes (scikit-learn's, no download)",
         lambda root, ask: read_bundled_table("breast_cancer"),
     ),
+    "iris": Source(
+        "150 rows, 4 columns, 3 classes (scikit-learn's, no download)",
+        lambda root, ask: read_bundled_table("iris"),
+    ),
     "wine": Source(
         "178 rows, 13 columns, 3 classes (scikit-learn's, no download)",
         lambda root, ask: read_bundled_table("wine"),

@@ -53,34 +53,39 @@ def stratified(
     return {name: torch.cat(pieces).sort().values for name, pieces in parts.items()}
 
 
-def fewer(data: Data, count: int, seed: int) -> Data:
-    """At most `count` samples of each part, with the classes in proportion; the record tells which.
+PARTS = ("train", "validation", "test", "ood")
+
+
+def fewer(data: Data, count: int, seed: int, parts: Sequence[str] = PARTS) -> Data:
+    """At most `count` samples of some parts, with the classes in proportion; the record tells which.
 
     With the same seed, a larger count takes the same samples and more.
     """
     if count < 1:
         raise DataError(f"at least one sample of each part must stay; got {count}")
-    parts: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
     counts = dict(data.record.get("counts", {}))
     digests = dict(data.record.get("indices_sha256", {}))
-    for name in ("train", "validation", "test"):
+    for name in parts:
+        if name == "ood":
+            continue
         split: Split = getattr(data, name)
         labels = split.targets if data.task == "classification" else None
         rows = proportional(len(split), count, seed=seed, labels=labels)
-        parts[name] = split.take(rows)
+        taken[name] = split.take(rows)
         counts[name] = len(rows)
         if len(rows) < len(split):
             digests[name] = _digest_of_some(digests.get(name, ""), rows)
-    ood = {}
-    for name, inputs in data.ood.items():
-        ood[name] = inputs[proportional(len(inputs), count, seed=seed)]
+    ood = dict(data.ood)
+    if "ood" in parts:
+        ood = {name: inputs[proportional(len(inputs), count, seed=seed)] for name, inputs in ood.items()}
     told = {
         "counts": counts,
         "indices_sha256": digests,
         "ood": {name: len(inputs) for name, inputs in ood.items()},
         "samples": count,
     }
-    return replace(data, **parts, ood=ood, record={**data.record, **told})
+    return replace(data, **taken, ood=ood, record={**data.record, **told})
 
 
 def proportional(samples: int, count: int, *, seed: int, labels: Tensor | None = None) -> Tensor:

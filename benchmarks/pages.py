@@ -1,0 +1,364 @@
+"""Writes the tables and figures of docs/ that come from results/, so that no number on a page is typed.
+
+    python benchmarks/pages.py            # write
+    python benchmarks/pages.py --check    # say what is not as results/ have it; 1 if anything
+
+A page marks the place with `<!-- results: NAME -->` and `<!-- end of NAME -->`; what stands between is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from covey.cli import results as stored
+from covey.files import write_text
+from covey.report.style import PAPER, SOFT, blank, finish, looks, styled
+
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+FIGURES: dict[Path, str] = {}  # drawn on the way, and written with the pages
+PLACE = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
+
+
+@dataclass
+class Row:
+    """All runs of one method on one set of data, over their repetitions."""
+
+    label: str
+    runs: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def values(self, *path: str) -> list[float]:
+        """A number of each run, by the keys that lead to it; runs that do not have it are left out."""
+        found = []
+        for run in self.runs:
+            value: Any = run
+            for key in path:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value is not None:
+                found.append(float(value))
+        return found
+
+    def mean(self, *path: str) -> float:
+        """Over repetitions; NaN where there is none."""
+        values = self.values(*path)
+        return fmean(values) if values else float("nan")
+
+    def cell(self, *path: str, digits: int = 3, percent: bool = False) -> str:
+        """Mean and standard deviation as a table has them."""
+        values = [100 * value if percent else value for value in self.values(*path)]
+        if not values:
+            return "-"
+        mean = f"{fmean(values):.{digits}f}"
+        return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
+
+
+def rows(found: Mapping[str, Any]) -> dict[str, Row]:
+    """A results file's runs by their labels."""
+    table: dict[str, Row] = {}
+    for run in found["runs"]:
+        table.setdefault(run["label"], Row(run["label"])).runs.append(run)
+    return table
+
+
+def read(name: str) -> Mapping[str, Any] | None:
+    """A file of results, if it is there."""
+    path = RESULTS / f"{name}.json"
+    return stored.read(path) if path.exists() else None
+
+
+def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; all but the first column are numbers."""
+    head = f"| {' | '.join(headings)} |"
+    rule = f"| --- |{' ---: |' * (len(headings) - 1)}"
+    return "\n".join([head, rule, *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def origin(found: Mapping[str, Any]) -> str:
+    """Where numbers come from, in a sentence."""
+    versions = found["versions"]
+    done, planned = len(found["runs"]), found["planned"]
+    whole = "all runs" if done == planned else f"{done} of {planned} runs so far"
+    return (
+        f"`{found['command']}`, {whole}, written {found['written']} with covey {versions['covey']} and torch "
+        f"{versions['torch'].partition('+')[0]}."
+    )
+
+
+def waiting(name: str) -> str:
+    """What a page says where there are no results yet."""
+    return f"*Not run yet: `covey reproduce {name} --results results`.*"
+
+
+# --- the promise: score against cost on Fashion-MNIST ------------------------------------------------------
+
+PROMISE = "promise-fashion-mnist"
+WORDS = {
+    "single": "single network",
+    "single network_option=[width=22]": "single, 1.4 times as wide",
+    "single network_option=[width=32]": "single, twice as wide",
+    "mc-dropout p=0.1 after=[stages.0 stages.1 stages.2 stages.3]": "mc-dropout",
+    "late-phase collapse=false": "late-phase, members kept",
+    "low-rank base=1.0": "low-rank, base trained",
+    "shared-low-rank base=1.0": "shared-low-rank, base trained",
+}
+
+
+def promise_table() -> str:
+    """Every method with its scores and its costs over the single network's."""
+    found = read(PROMISE)
+    if found is None:
+        return waiting(PROMISE)
+    table = rows(found)
+    single = table["single"]
+    lines = []
+    for row in sorted(table.values(), key=lambda each: each.mean("scores", "ensemble", "nll")):
+        lines.append(
+            [
+                WORDS.get(row.label, row.label),
+                row.cell("scores", "ensemble", "accuracy", digits=1, percent=True),
+                row.cell("scores", "ensemble", "nll"),
+                row.cell("scores", "ensemble", "ece"),
+                row.cell("scores", "ood", "mean", "entropy", "auroc", digits=1, percent=True),
+                row.cell("scores", "ood", "mean", "entropy", "fpr95", digits=1, percent=True),
+                row.cell("scores", "robustness", "mean_corruption_error", digits=1, percent=True),
+                _ratio(row, single, "stored"),
+                _ratio(row, single, "multiply_adds"),
+            ]
+        )
+    headings = (
+        "method", "accuracy %", "NLL", "ECE", "OOD AUROC %", "OOD FPR95 %", "error, corrupted %", "stored",
+        "multiply-adds",
+    )  # fmt: skip
+    return f"{markdown(headings, lines)}\n\n{origin(found)}"
+
+
+def _ratio(row: Row, single: Row, cost: str) -> str:
+    return f"{row.mean('cost', cost) / single.mean('cost', cost):.2f}"
+
+
+def promise_figure() -> str:
+    """NLL and AUROC against multiply-adds, with single networks of three widths as a curve."""
+    found = read(PROMISE)
+    if found is None:
+        return waiting(PROMISE)
+    table = rows(found)
+    paths = []
+    with styled():
+        for name, path, words in (
+            ("promise-nll", ("scores", "ensemble", "nll"), "NLL, lower is better"),
+            ("promise-auroc", ("scores", "ood", "mean", "entropy", "auroc"), "OOD AUROC, higher is better"),
+        ):
+            FIGURES[DOCS / "assets" / f"{name}.svg"] = _front(table, path, words)
+            paths.append(f"![{words}, against multiply-adds over the single network's](assets/{name}.svg)")
+    return "\n\n".join(paths)
+
+
+def _front(table: Mapping[str, Row], path: tuple[str, ...], words: str) -> str:
+    look = looks(list(table), "single")
+    single = table["single"]
+    figure, axes = blank((6.4, 4.0))
+    widths = []
+    for label, row in table.items():
+        cost = row.mean("cost", "multiply_adds") / single.mean("cost", "multiply_adds")
+        scores = row.values(*path)
+        if not scores:
+            continue
+        if label.startswith("single"):
+            widths.append((cost, fmean(scores)))
+        spread = stdev(scores) if len(scores) > 1 else None
+        style = look["single" if label.startswith("single") else label]
+        axes.errorbar(cost, fmean(scores), yerr=spread, color=style.colour, elinewidth=1)
+        axes.plot(
+            cost,
+            fmean(scores),
+            style.marker,
+            color=style.colour,
+            mec=PAPER,
+            ms=7,
+            label=WORDS.get(label, label),
+        )
+    axes.plot(*zip(*sorted(widths), strict=True), color=SOFT, lw=1, ls=":")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("multiply-adds over the single network's")
+    axes.set_ylabel(words)
+    axes.legend(fontsize=6, ncols=2, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return finish(figure, "promise", words, words).file
+
+
+# --- tables: ranks over sets ------------------------------------------------------------------------------
+
+TABLES = {
+    "promise-tables-small": "gaussian_nll",
+    "promise-tables-large": "gaussian_nll",
+    "promise-tables-protein": "gaussian_nll",
+    "promise-tables-classes": "nll",
+}
+ACCURACY = {"gaussian_nll": "rmse", "nll": "accuracy"}
+
+
+def tables() -> str:
+    """A table of scores per set, and the mean rank of every method."""
+    sets: dict[str, dict[str, Row]] = {}
+    likelihoods: dict[str, str] = {}
+    origins = []
+    for name, likelihood in TABLES.items():
+        found = read(name)
+        if found is None:
+            origins.append(waiting(name))
+            continue
+        origins.append(origin(found))
+        for label, row in rows(found).items():
+            method, _, data = label.rpartition(" data=")
+            sets.setdefault(data, {})[method.partition(" ")[0]] = row
+            likelihoods[data] = likelihood
+    boosting = read("promise-tables-boosting")
+    if boosting is not None:
+        origins.append(origin(boosting))
+        for label, row in rows(boosting).items():
+            method, _, data = label.rpartition(" data=")
+            if data in sets:
+                sets[data][method] = row
+    if not sets:
+        return "\n".join(origins)
+    methods = list(dict.fromkeys(method for by_method in sets.values() for method in by_method))
+    parts = []
+    for kind in ("accuracy", "likelihood"):
+        lines = []
+        for data, by_method in sets.items():
+            score = likelihoods[data] if kind == "likelihood" else ACCURACY[likelihoods[data]]
+            lines.append([f"{data}, {score}", *(_score(by_method.get(m), score) for m in methods)])
+        lines.append(["**mean rank**", *_ranks(sets, likelihoods, methods, kind)])
+        parts.append(markdown(["set and score", *methods], lines))
+    return "\n\n".join([*parts, *origins])
+
+
+def _score(row: Row | None, score: str) -> str:
+    if row is None:
+        return "-"
+    digits = 2 if score in ("gaussian_nll", "rmse") else 3
+    return row.cell("scores", "ensemble", score, digits=digits)
+
+
+def _ranks(
+    sets: Mapping[str, Mapping[str, Row]],
+    likelihoods: Mapping[str, str],
+    methods: Sequence[str],
+    kind: str,
+) -> list[str]:
+    """The mean over sets of every method's rank, 1 being best, with its standard error."""
+    ranks: dict[str, list[int]] = {method: [] for method in methods}
+    for data, by_method in sets.items():
+        score = likelihoods[data] if kind == "likelihood" else ACCURACY[likelihoods[data]]
+        sign = -1.0 if score == "accuracy" else 1.0
+        scored = [(sign * row.mean("scores", "ensemble", score), name) for name, row in by_method.items()]
+        known = sorted(pair for pair in scored if pair[0] == pair[0])
+        for place, (_, name) in enumerate(known, 1):
+            ranks[name].append(place)
+    cells = []
+    for method in methods:
+        found = ranks[method]
+        error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
+        cells.append(f"**{fmean(found):.1f} ± {error:.1f}**" if found else "-")
+    return cells
+
+
+# --- the papers -------------------------------------------------------------------------------------------
+
+
+def convnet() -> str:
+    """Paper 2, Table 3: plain, late-phase under every rule of collapsing, and accumulated gradients alone."""
+    name = "paper2-table3-convnet"
+    found = read(name)
+    if found is None:
+        return waiting(name)
+    lines = []
+    for label, row in rows(found).items():
+        accuracies = ", ".join(f"{100 * v:.2f}" for v in row.values("scores", "ensemble", "accuracy"))
+        lines.append([label, accuracies, row.cell("scores", "ensemble", "accuracy", digits=2, percent=True)])
+        for rule in ("exact", "mean", "mean, new statistics"):
+            if row.values("collapsed", rule, "accuracy"):
+                each = ", ".join(f"{100 * v:.2f}" for v in row.values("collapsed", rule, "accuracy"))
+                cell = row.cell("collapsed", rule, "accuracy", digits=2, percent=True)
+                lines.append([f"{label}, one network ({rule})", each, cell])
+    return f"{markdown(['arm', 'accuracy % by seed', 'mean ± sd'], lines)}\n\n{origin(found)}"
+
+
+SETS = (
+    "bostonhousing", "concrete", "energy", "kin8nm", "naval-propulsion-plant", "power-plant",
+    "protein-tertiary-structure", "wine-quality-red", "yacht",
+)  # fmt: skip
+
+
+def regressions() -> str:
+    """Paper 5, Table 11: what the paper prints, and RMSE, MAE and NLL of packed and deep ensembles here."""
+    lines, origins = [], []
+    for each in SETS:
+        name = f"paper5-table11-{each}"
+        found = read(name)
+        if found is None:
+            origins.append(waiting(name))
+            continue
+        printed = found["about"]["reports"].partition(":")[2].strip()
+        for label, row in rows(found).items():
+            scores = [
+                row.cell("scores", "ensemble", key, digits=3) for key in ("rmse", "mae", "gaussian_nll")
+            ]
+            lines.append([f"{each}, {label}", str(len(row.runs)), *scores, printed])
+    headings = (
+        "set and method",
+        "splits",
+        "RMSE",
+        "MAE",
+        "NLL",
+        "paper: RMSE packed, deep; NLL packed, deep",
+    )
+    table = markdown(headings, lines) if lines else ""
+    return "\n\n".join([table, *origins]).strip()
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "promise": promise_table,
+    "promise-figure": promise_figure,
+    "tables": tables,
+    "convnet": convnet,
+    "regressions": regressions,
+}
+
+
+def written(page: str) -> str:
+    """A page with everything between its marks made anew."""
+    return PLACE.sub(lambda place: f"{place[1]}{BLOCKS[place['name']]()}\n{place[3]}", page)
+
+
+def main() -> int:
+    """Write all pages, or check them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; say which pages would change")
+    check = parser.parse_args().check
+    stale = []
+    for path in sorted(DOCS.rglob("*.md")):
+        page = path.read_text(encoding="utf-8")
+        new = written(page)
+        if new != page:
+            stale.append(path.relative_to(ROOT))
+            if not check:
+                write_text(path, new)
+    if not check:
+        for path, drawing in FIGURES.items():
+            write_text(path, drawing)
+    for path in stale:
+        print(f"{path}: {'is not as results/ have it' if check else 'written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
