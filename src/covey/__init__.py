@@ -20,11 +20,13 @@ from covey.version import __version__
 
 if TYPE_CHECKING:
     from covey import data as data
+    from covey import deploy as deploy
     from covey import parts as parts
     from covey import report as report
     from covey import scores as scores
     from covey import sklearn as sklearn
     from covey import zoo as zoo
+    from covey.deploy import fuse
     from covey.methods import (
         MIMO,
         BatchEnsemble,
@@ -98,6 +100,7 @@ __all__ = [
     "dry_run",
     "evaluate",
     "fit",
+    "fuse",
     "gather",
     "late",
     "load",
@@ -107,8 +110,9 @@ __all__ = [
 ]
 
 # Imported when first asked for, so that `import covey` costs little more than `import torch`.
-_PACKAGES = ("data", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
+_PACKAGES = ("data", "deploy", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
 _HOMES = {
+    "covey.deploy": ("fuse",),
     "covey.methods": (
         "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",
         "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
