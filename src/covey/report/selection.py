@@ -6,10 +6,9 @@ from pathlib import Path
 
 from covey.deploy import Selection
 from covey.errors import OptionError
-from covey.extras import load
 from covey.files import write_text
 
-from .style import RC, SOFT, Figure, blank, finish
+from .style import SOFT, Figure, blank, finish, styled
 
 
 def draw_selection(selection: Selection, path: str | Path) -> Path:
@@ -29,7 +28,7 @@ def draw_selection(selection: Selection, path: str | Path) -> Path:
 def figure_of(selection: Selection) -> Figure:
     """The drawing itself."""
     counts = range(1, len(selection.scores) + 1)
-    with load("matplotlib").rc_context(RC):
+    with styled():
         figure, axes = blank()
         axes.plot(counts, selection.scores, marker="o", label="chosen one after another")
         for count, score, member in zip(counts, selection.scores, selection.order, strict=True):
