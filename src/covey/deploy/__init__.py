@@ -1,5 +1,7 @@
-"""An ensemble on its way to use: fused into one plain module, written to a file that needs no covey, measured."""
+"""From a trained ensemble to something smaller and faster: fewer members, one fused module, a file without covey."""
 
-from .fusing import fuse
+from covey.deploy.fusing import fuse
+from covey.deploy.selecting import Selection, select_members
+from covey.deploy.souping import Soup, soup
 
-__all__ = ["fuse"]
+__all__ = ["Selection", "Soup", "fuse", "select_members", "soup"]
