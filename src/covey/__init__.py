@@ -20,12 +20,13 @@ from covey.version import __version__
 
 if TYPE_CHECKING:
     from covey import data as data
+    from covey import deploy as deploy
     from covey import parts as parts
     from covey import report as report
     from covey import scores as scores
     from covey import sklearn as sklearn
     from covey import zoo as zoo
-    from covey.deploy import Selection, Soup, select_members, soup
+    from covey.deploy import Selection, Soup, fuse, select_members, soup
     from covey.methods import (
         MIMO,
         BatchEnsemble,
@@ -101,6 +102,7 @@ __all__ = [
     "dry_run",
     "evaluate",
     "fit",
+    "fuse",
     "gather",
     "late",
     "load",
@@ -119,7 +121,7 @@ _HOMES = {
         "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
         "SuperWeights", "TabM",
     ),
-    "covey.deploy": ("Selection", "Soup", "select_members", "soup"),
+    "covey.deploy": ("Selection", "Soup", "fuse", "select_members", "soup"),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
     "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),
