@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_map
 
 from vision import declare_operators
@@ -58,7 +59,7 @@ class Network:
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self.build().to(self.dtype)
+            return _without_zeros(self.build()).to(self.dtype)
 
     def example(self) -> Any:
         """A batch of inputs, the same each time."""
@@ -67,6 +68,17 @@ class Network:
 
     def _in_dtype(self, leaf: Any) -> Any:
         return leaf.to(self.dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _without_zeros(net: nn.Module) -> nn.Module:
+    """A network as training leaves it: weights that start at zero, such as a head's, would hide all before them."""
+    generator = torch.Generator().manual_seed(2)
+    for weight in net.parameters():
+        if isinstance(weight, UninitializedParameter) or weight.ndim < 2 or not weight.is_floating_point():
+            continue
+        if not weight.any():
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    return net
 
 
 def images(size: int, channels: int = 3) -> Callable[[], Tensor]:

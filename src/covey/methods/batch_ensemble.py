@@ -141,7 +141,7 @@ class BatchEnsemble(Method):
 
 def _why_shared(name: str, tensor: Tensor) -> str:
     if ".parametrizations." in name:
-        return "reparametrised weight, a rank-one factor would be normalised away; remove_parametrizations() first"
+        return "belongs to a reparametrised weight whose largest part has the factors"
     if tensor.ndim == 1:
         return "norms are shared"
     return "not a matrix"

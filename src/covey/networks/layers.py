@@ -91,8 +91,10 @@ def axes(network: nn.Module, name: str) -> Axes | None:
     """How the parameter is a matrix, or None if it is not one (a bias, a norm's scale, a class token)."""
     owner, leaf = network.get_submodule(owner_of(name)), name.rpartition(".")[2]
     tensor = network.get_parameter(name)
-    if tensor.ndim < 2 or ".parametrizations." in "." + name:
+    if tensor.ndim < 2 or not _holds_the_weight(network, name):
         return None
+    if isinstance(owner, nn.Bilinear):
+        return Axes(tensor.shape[0], tensor.shape[1])
     if isinstance(owner, _CONVOLUTION):
         return Axes(tensor.shape[0], tensor.shape[1] * owner.groups, owner.groups)
     if isinstance(owner, _TRANSPOSED):
@@ -105,6 +107,19 @@ def axes(network: nn.Module, name: str) -> Axes | None:
     if tensor.ndim == 2 and (is_layer or min(tensor.shape) > 1):
         return Axes(tensor.shape[0], tensor.shape[1])
     return None
+
+
+def _holds_the_weight(network: nn.Module, name: str) -> bool:
+    """Whether a parameter is a weight, or has the numbers that a weight is computed from.
+
+    Of a reparametrised weight that is the largest original: a weight norm's direction, and not its lengths.
+    """
+    path, inside, leaf = name.rpartition(".")
+    if ".parametrizations." not in "." + name:
+        return True
+    originals = dict(network.get_submodule(path).named_parameters(recurse=False)) if inside else {}
+    largest = max(originals, key=lambda each: originals[each].numel(), default="")
+    return leaf == largest
 
 
 def select(
