@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_map
 
 from vision import declare_operators
@@ -25,7 +24,7 @@ from vision import declare_operators
 Kind = Literal["convolutional", "vision transformer", "transformer", "recurrent", "mlp", "other"]
 BATCH = 4
 CLASSES = 5
-SOURCES = ("plain_networks", "timm_networks", "transformers_networks")
+SOURCES = ("plain_networks", "unusual_networks", "timm_networks", "transformers_networks")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,9 @@ class Network:
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _without_zeros(self.build()).to(self.dtype)
+            net = _without_zeros(self.build())
+            # `.to(dtype)` would make real numbers of complex ones
+            return net._apply(lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor)
 
     def example(self) -> Any:
         """A batch of inputs, the same each time."""
@@ -71,12 +72,11 @@ class Network:
 
 
 def _without_zeros(net: nn.Module) -> nn.Module:
-    """A network as training leaves it: weights that start at zero, such as a head's, would hide all before them."""
+    """A network as training leaves it: weights that start at zero, a head's or a norm's, would hide all before them."""
     generator = torch.Generator().manual_seed(2)
-    for weight in net.parameters():
-        if isinstance(weight, UninitializedParameter) or weight.ndim < 2 or not weight.is_floating_point():
-            continue
-        if not weight.any():
+    for name, weight in net.named_parameters():
+        is_weight = weight.is_floating_point() and (name.endswith("weight") or weight.ndim > 1)
+        if is_weight and not weight.any():
             weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
     return net
 

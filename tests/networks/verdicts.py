@@ -128,10 +128,10 @@ def _without_a_place(body: Anatomy) -> dict[str, str]:
         found |= dict.fromkeys(("mimo", "tabm"), "the first layer is the head as well")
     elif not all(parameter.requires_grad for parameter in body.values(stem).values()):
         found |= dict.fromkeys(("mimo", "tabm"), "the first layer is frozen")
-    matrices = body.matrices("all")
+    matrices = {name: how for name, how in body.matrices("all").items() if how.inputs}
     if not matrices.keys() - head:
         found |= dict.fromkeys(_BEFORE_THE_HEAD, "there is no layer to train before the head")
-    if not any(name not in stem and how.inputs for name, how in matrices.items()):
+    if not matrices.keys() - stem:
         found["masksembles"] = "there is no layer to train behind the first"
     return found
 

@@ -133,7 +133,9 @@ class BatchEnsemble(Method):
         if self.init == "normal":
             factors.normal_(1.0, self.spread)
         elif self.init == "sign":
-            factors = 2 * torch.bernoulli(factors * self.positive) - 1
+            # drawn as real numbers: there is no draw of complex ones
+            chances = torch.full(factors.shape, self.positive, device=factors.device)
+            factors = (2 * torch.bernoulli(chances) - 1).to(factors)
         else:
             factors += self.noise * torch.randn_like(factors)
         return nn.Parameter(factors)

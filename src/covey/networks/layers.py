@@ -74,6 +74,16 @@ def ties(network: nn.Module) -> dict[str, str]:
     return {name: first for name, first in canonical(network).items() if name != first}
 
 
+def with_sparse_gradients(network: nn.Module) -> tuple[str, ...]:
+    """Names of the tables of words whose gradients are sparse."""
+    found = []
+    for place, name in slots(network).items():
+        owner = network.get_submodule(owner_of(place))
+        if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse:
+            found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalisation layer: one of torch's, or one that is called so and has only vectors."""
     if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):

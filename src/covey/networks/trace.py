@@ -21,6 +21,17 @@ from covey.seeds import random_states
 
 # Operations that multiply data by a weight: what one would call a layer. Matched on the operator's name.
 _LAYERS = ("mm", "linear", "matmul", "conv", "embedding", "rnn", "lstm", "gru", "einsum", "cdist", "bilinear")
+# Operations that read the shape and type of a tensor, and nothing of what is in it.
+_SHAPES = (
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+)
 _ONCE = "embedding_renorm"  # changes a weight in place, and nothing when it is done again
 
 
@@ -122,7 +133,7 @@ class Trace:
         """Values that depend on the network's input."""
         data = set(self.inputs)
         for op in self.ops:
-            if op.reads & data:
+            if op.reads & data and not any(name in op.name for name in _SHAPES):
                 data.update(op.writes)
         return data
 

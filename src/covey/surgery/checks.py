@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError
+from covey.networks.layers import copied
 from covey.networks.modes import modes_kept
+from covey.seeds import random_state_kept
 from covey.surgery.source import failure, module_names
 from covey.surgery.torch_internals import leaves, map_leaves
 
@@ -53,9 +54,9 @@ def check_runs(
         except Exception as problem:
             raise _does_not_run(problem, small, wanted) from problem
         _check_shapes(got, expected)
-    problem = problem_in_training(small, network, args, kwargs, output)
-    if problem is not None:
-        raise problem
+    in_training = problem_in_training(small, network, args, kwargs, output)
+    if in_training is not None:
+        raise in_training
 
 
 def problem_in_training(
@@ -70,20 +71,21 @@ def problem_in_training(
     Takes what `check_runs` takes.
     """
     batch = _batch_size((args, kwargs))
-    try:
-        # copies, because a pass in train mode moves statistics
-        expected = _answer_shapes(copy.deepcopy(network), (args, kwargs), output, training=True)
-    except Exception:
-        return None  # the original cannot do it either
-    try:
-        got = _answer_shapes(copy.deepcopy(small), (args, kwargs), output, training=True)
-        _check_shapes(got, expected)
-    except ConversionError as problem:
-        return problem
-    except Exception as problem:
-        found = _does_not_run(problem, small, batch, "in train mode ")
-        found.__cause__ = problem
-        return found
+    with random_state_kept(network):
+        try:
+            # copies, because a pass in train mode moves statistics
+            expected = _answer_shapes(copied(network), (args, kwargs), output, training=True)
+        except Exception:
+            return None  # the original cannot do it either
+        try:
+            got = _answer_shapes(copied(small), (args, kwargs), output, training=True)
+            _check_shapes(got, expected)
+        except ConversionError as refused:
+            return refused
+        except Exception as problem:
+            found = _does_not_run(problem, small, batch, "in train mode ")
+            found.__cause__ = problem
+            return found
     return None
 
 
