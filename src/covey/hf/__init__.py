@@ -7,6 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from covey.hf.adapters import from_adapters, save_adapters
+    from covey.hf.generation import Generation, generate
+    from covey.hf.hub import pull, push
     from covey.hf.model import EnsembleModel, EnsembleOutput
     from covey.hf.trainer import EnsembleTrainer
 
@@ -14,12 +17,24 @@ __all__ = [
     "EnsembleModel",
     "EnsembleOutput",
     "EnsembleTrainer",
+    "Generation",
+    "from_adapters",
+    "generate",
+    "pull",
+    "push",
+    "save_adapters",
 ]
 
 _HOMES = {
     "EnsembleModel": "model",
     "EnsembleOutput": "model",
     "EnsembleTrainer": "trainer",
+    "Generation": "generation",
+    "from_adapters": "adapters",
+    "generate": "generation",
+    "pull": "hub",
+    "push": "hub",
+    "save_adapters": "adapters",
 }
 
 
