@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ def write_architecture(network: nn.Module, folder: Path) -> bool:
         return False
     made = {
         "class": type(network).__name__,
-        "config": _cleaned(network.config.to_dict()),
+        "config": _cleaned(cast(Any, network.config).to_dict()),
         "tensors": len(list(network.parameters())) + len(list(network.buffers())),
     }
     write_text(folder / FILE, json.dumps(made, indent=1, sort_keys=True) + "\n")
@@ -46,7 +46,7 @@ def read_architecture(folder: Path) -> nn.Module | None:
     stored = read_json(path, _SPEC)
     _check_config(stored["config"], path)
     transformers = load("transformers")
-    kind = getattr(transformers, stored["class"], None) if stored["class"].isidentifier() else None
+    kind: Any = getattr(transformers, stored["class"], None) if stored["class"].isidentifier() else None
     is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not is_network or not kind.__module__.startswith("transformers.models."):
         raise StoreError(f"{path} names the class {stored['class']!r}, which is no network of transformers.")

@@ -105,13 +105,15 @@ def generate(
                 break
             tokens = torch.cat([tokens, chosen[:, None]], 1)
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-    columns = [torch.stack(column, 1) for column in zip(*found, strict=True)]
-    lengths = columns[-1].sum(1)
+    written, log_probs, entropy, information, counts = (
+        torch.stack(column, 1) for column in zip(*found, strict=True)
+    )
+    lengths = counts.sum(1)
     texts = None
     if tokenizer is not None:
-        kept = [row[:length] for row, length in zip(columns[0].tolist(), lengths.tolist(), strict=True)]
+        kept = [row[:length] for row, length in zip(written.tolist(), lengths.tolist(), strict=True)]
         texts = [tokenizer.decode(row, skip_special_tokens=True) for row in kept]
-    return Generation(*columns[:-1], lengths, texts)
+    return Generation(written, log_probs, entropy, information, lengths, texts)
 
 
 class _Reader:
@@ -193,30 +195,32 @@ def _prompt(
     network = ensemble.skeleton()
     if tokenizer is not None:
         check_tokenizer(network, tokenizer)
-    if not isinstance(prompt, Tensor):
+    if isinstance(prompt, Tensor):
+        tokens = prompt
+    else:
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: generate(ensemble, text, tokenizer=...).")
         texts = [prompt] if isinstance(prompt, str) else list(prompt)
         made = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, padding_side="left")
-        prompt, mask = made["input_ids"], made["attention_mask"]
-    if prompt.ndim != 2 or not prompt.numel() or prompt.is_floating_point():
+        tokens, mask = made["input_ids"], made["attention_mask"]
+    if tokens.ndim != 2 or not tokens.numel() or tokens.is_floating_point():
         raise DataError(
-            f"the prompt is token numbers (rows, tokens), at least one; got {prompt.dtype} of shape "
-            f"{tuple(prompt.shape)}."
+            f"the prompt is token numbers (rows, tokens), at least one; got {tokens.dtype} of shape "
+            f"{tuple(tokens.shape)}."
         )
-    mask = torch.ones_like(prompt) if mask is None else mask
-    if mask.shape != prompt.shape:
+    mask = torch.ones_like(tokens) if mask is None else mask
+    if mask.shape != tokens.shape:
         raise DataError(
-            f"attention_mask has shape {tuple(mask.shape)}; expected the tokens', {tuple(prompt.shape)}."
+            f"attention_mask has shape {tuple(mask.shape)}; expected the tokens', {tuple(tokens.shape)}."
         )
     mask = mask.long()
     if (mask.diff(dim=1) < 0).any() or not mask[:, -1].all():
         raise DataError(
             "the prompt is padded on the right, where new tokens come: pad on the left (tokenizer.padding_side='left')."
         )
-    check_tokens(network, {"input_ids": prompt})
+    check_tokens(network, {"input_ids": tokens})
     device = next(ensemble.parameters()).device
-    return prompt.to(device), mask.to(device)
+    return tokens.to(device), mask.to(device)
 
 
 def _ends(ensemble: Ensemble, eos: int | Sequence[int] | None, padding: int | None) -> tuple[Tensor, int]:
