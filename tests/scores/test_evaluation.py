@@ -56,7 +56,8 @@ def test_every_score_comes_back_without_the_network(tmp_path: Path) -> None:
     assert stored.calibration == found.calibration
     assert stored.notes == found.notes
     assert Evaluation.load(tmp_path, outputs=False).record is None
-    assert torch.equal(found.record.outputs, ens.predict(x).logits)
+    # not bit for bit: matrix products of 17 and of 60 rows may add up in another order
+    torch.testing.assert_close(found.record.outputs, ens.predict(x).logits, rtol=1e-5, atol=1e-6)
 
 
 def test_outputs_are_the_members_own_in_any_batch_size() -> None:
@@ -128,6 +129,18 @@ def test_a_plain_network_is_an_ensemble_of_one() -> None:
     assert found.scores["diversity"]["disagreement"] is None
     assert any("One member" in note for note in found.notes)
     assert found.scores["ensemble"] == found.scores["members"][0]
+
+
+def test_what_was_called_disagreement_is_read_under_its_new_name() -> None:
+    found = score(Record(torch.randn(3, 40, 3), torch.randint(3, (40,))))
+    stored = found.to_dict()
+    now = stored["scores"]["diversity"]
+    old = {name: value for name, value in now.items() if "disagreement" not in name}
+    old |= {"disagreement": 0.7, "disagreement_matrix": [[0.0] * 3] * 3}
+    read = Evaluation.from_dict({**stored, "scores": {**stored["scores"], "diversity": old}})
+    assert read.scores["diversity"]["normalised_disagreement"] == 0.7
+    assert "disagreement" not in read.scores["diversity"]
+    assert Evaluation.from_dict(stored).scores == found.scores
 
 
 def test_regression_in_the_targets_own_unit() -> None:

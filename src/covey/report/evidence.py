@@ -95,6 +95,7 @@ def ood(results: Results) -> list[Table]:
 
 DIVERSITY_HEADS = (
     "Method",
+    "Disagreement",
     "Disagreement over error",
     "Error correlation",
     "Ambiguity",
@@ -116,8 +117,8 @@ def diversity(results: Results) -> list[Table]:
 
 def _diversity_row(name: str, found: Sequence[dict[str, Any]]) -> list[str]:
     row = [name]
-    for key in ("disagreement", "error_correlation", "ambiguity"):
-        values = [scores[key] for scores in found]
+    for key in ("disagreement", "normalised_disagreement", "error_correlation", "ambiguity"):
+        values = [scores.get(key) for scores in found]
         row.append(_mean(values, 1, 3))
     by_set = []
     for which in found[0]["mutual_information"]:

@@ -141,7 +141,7 @@ def disagreement(results: Results, looks: Looks) -> list[Figure]:
 def _mean_matrix(method: MethodRuns) -> np.ndarray | None:
     arrays = []
     for run in method.runs:
-        found = run.evaluation.scores["diversity"].get("disagreement_matrix")
+        found = run.evaluation.scores["diversity"].get("normalised_disagreement_matrix")
         if found is not None:
             arrays.append(np.array(found, dtype=float))
     return np.mean(arrays, axis=0) if arrays else None

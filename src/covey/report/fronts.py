@@ -16,7 +16,7 @@ RATIO_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Point:
-    """A method's cost over the baseline's, and its mean score with its spread over seeds."""
+    """A method's cost over the reference's, and its mean score with its spread over seeds."""
 
     method: str
     cost: float
@@ -82,10 +82,11 @@ def _front(results: Results, looks: Looks, points: list[Point], score: Column, c
     title = f"{score.title} against {cost.title.lower()}"
     axes.margins(0.16, 0.2)
     axes.legend(loc="best")
-    axes.set_xlabel(f"{cost.title} relative to {label(results.baseline.name)}")
+    axes.set_xlabel(f"{cost.title} relative to {label(results.reference.name)}")
     axes.set_ylabel(_with_unit(score))
     axes.set_title(title, loc="left")
-    return finish(figure, f"front-{score.key}-{cost.key}", title, _alt(points, score, cost))
+    alt = _alt(points, score, cost, results.reference.name)
+    return finish(figure, f"front-{score.key}-{cost.key}", title, alt)
 
 
 def _points(results: Results, score: Column, cost: Column) -> list[Point]:
@@ -126,11 +127,11 @@ def _scale_costs(axes: Any, points: list[Point]) -> None:
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}\u00d7"))
 
 
-def _alt(points: list[Point], score: Column, cost: Column) -> str:
+def _alt(points: list[Point], score: Column, cost: Column, reference: str) -> str:
     told = []
     for point in points:
         told.append(f"{point.method}: {point.score:.4g} at {point.cost:.2f} times")
-    what = f"{_with_unit(score)} of each method against its {cost.title.lower()} over the baseline's"
+    what = f"{_with_unit(score)} of each method against its {cost.title.lower()} over that of {reference}"
     return f"{what}. {'; '.join(told)}."
 
 

@@ -209,7 +209,7 @@ def _notes(record: Record, scores: dict[str, Any]) -> tuple[str, ...]:
         notes.append(
             "One member: disagreement and error correlation are not defined, mutual information is 0."
         )
-    elif scores["diversity"]["disagreement"] is None:
+    elif scores["diversity"]["normalised_disagreement"] is None:
         notes.append(
             "A member makes no error on the test set, so disagreement over its error is not defined."
         )

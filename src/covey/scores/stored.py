@@ -19,6 +19,7 @@ _CURVE = Many(_VALUE, least=1)
 _ANSWER = Record({name: Maybe(_VALUE) for name in ("accuracy", "nll", "ece")})
 _SETS = Record({"coverage": _VALUE, "size": _VALUE})
 _DETECTED = Record({name: Record(dict.fromkeys(DETECTION, _VALUE)) for name in CRITERIA})
+_MATRICES = ("disagreement_matrix", "normalised_disagreement_matrix")
 _COMMON: dict[str, Spec] = {"member_mean": _SCORES, "members": Many(_SCORES, least=1)}
 
 _CLASSIFICATION = Record(
@@ -28,9 +29,12 @@ _CLASSIFICATION = Record(
         "diversity": Record(
             {
                 "mutual_information": Named(Maybe(_VALUE)),
-                **dict.fromkeys(("ambiguity", "disagreement", "error_correlation"), Maybe(_VALUE)),
+                **dict.fromkeys(("ambiguity", "normalised_disagreement", "error_correlation"), Maybe(_VALUE)),
             },
-            optional={"disagreement_matrix": Maybe(Many(Many(Maybe(_VALUE))))},
+            optional={
+                "disagreement": Maybe(_VALUE),
+                **dict.fromkeys(_MATRICES, Maybe(Many(Many(Maybe(_VALUE))))),
+            },
         ),
     },
     optional={
@@ -95,6 +99,23 @@ HISTORY = Named(Maybe(Either((Word(), Number(finite=False)))))
 """A row of history.jsonl."""
 
 
+def renewed(stored: Any) -> Any:
+    """A stored evaluation under the names that scores have now.
+
+    What covey 0.1 called disagreement was divided by a member's error rate.
+    """
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("scores"), Mapping):
+        return stored
+    diversity = stored["scores"].get("diversity")
+    if not isinstance(diversity, Mapping) or "normalised_disagreement" in diversity:
+        return stored
+    found = {}
+    for name, value in diversity.items():
+        is_old = name in ("disagreement", "disagreement_matrix")
+        found[f"normalised_{name}" if is_old else name] = value
+    return {**stored, "scores": {**stored["scores"], "diversity": found}}
+
+
 def check_evaluation(stored: Any, source: str) -> None:
     """Refuse what `Evaluation.to_dict` cannot have given, as a StoreError that says what is wrong."""
     check(stored, EVALUATION, source)
@@ -124,9 +145,10 @@ def _contradictions(stored: Mapping[str, Any]) -> Iterator[str]:
     for where, sets in found.items():
         if sets != names:
             yield f"{where} has the sets {sorted(sets)}, and about.ood has {sorted(names)}"
-    matrix = scores["diversity"].get("disagreement_matrix")
     members = about["members"]
-    if matrix is not None and any(len(row) != members for row in [matrix, *matrix]):
-        yield f"scores.diversity.disagreement_matrix should be {members} x {members}, one row for each member"
+    for name in _MATRICES:
+        matrix = scores["diversity"].get(name)
+        if matrix is not None and any(len(row) != members for row in [matrix, *matrix]):
+            yield f"scores.diversity.{name} should be {members} x {members}, one row for each member"
     if len(scores["members"]) != members:
         yield f"scores.members should have {members} entries, one for each member"
