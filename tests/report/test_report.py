@@ -64,7 +64,7 @@ def test_page_can_be_read_without_seeing_it(page: Path) -> None:
 def test_every_part_is_there(page: Path) -> None:
     anchors = [a["id"] for a in Page(page.read_text()).of("section")]
     assert anchors == [
-        "answer", "table", "cost", "calibration", "selective", "ood", "diversity", "robustness", "landscape",
+        "answer", "table", "cost", "classes", "calibration", "selective", "ood", "diversity", "robustness", "landscape",
         "training", "examples", "repeat",
     ]  # fmt: skip
 

@@ -21,7 +21,14 @@ from covey.version import __version__
 FORMAT = 1
 DIGITS = 6
 # what is too long for a file that is kept, and can be computed again from the runs' outputs
-LEFT_OUT = ("kinds", "disagreement_matrix", "normalised_disagreement_matrix")
+LEFT_OUT = (
+    "kinds",
+    "disagreement_matrix",
+    "normalised_disagreement_matrix",
+    "per_class",
+    "confused",
+    "confusion",
+)
 
 
 def write(

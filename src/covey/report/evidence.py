@@ -128,6 +128,75 @@ def _diversity_row(name: str, found: Sequence[dict[str, Any]]) -> list[str]:
     return row
 
 
+MOST_CLASSES = 60
+"""Rows of the table of classes; of more, those of the least recall are shown."""
+
+
+def classes(results: Results) -> list[Table]:
+    """Recall and precision of each class, and the pairs of classes that are mistaken most."""
+    return [*_per_class(results), *_confused(results)]
+
+
+def _per_class(results: Results) -> list[Table]:
+    scored = [
+        method for method in results.methods if all("per_class" in scores for scores in _scores(method))
+    ]
+    if not scored:
+        return []
+    names = class_names(scored[0])
+    methods = [method for method in scored if len(class_names(method)) == len(names)]
+    recalls = [_class_means(method, "recall") for method in methods]
+    order = sorted(range(len(names)), key=lambda place: recalls[0][place] or 0.0)
+    shown = sorted(order[:MOST_CLASSES])
+    rows = []
+    for place in shown:
+        row = [names[place], str(_scores(methods[0])[0]["per_class"]["samples"][place])]
+        for method in methods:
+            recall = _class_means(method, "recall")[place]
+            precision = _class_means(method, "precision")[place]
+            row.append(f"{_mean([recall], 100, 1)} / {_mean([precision], 100, 1)}")
+        rows.append(row)
+    caption = "Recall / precision in % by class, mean over seeds"
+    if len(names) > len(shown):
+        caption += f"; the {len(shown)} classes of least recall, of {len(names)}"
+    return [Table(caption, ["Class", "Samples", *(method.name for method in methods)], rows)]
+
+
+def _class_means(method: MethodRuns, score: str) -> list[float | None]:
+    """A score of each class, mean over the seeds where it is defined."""
+    by_seed = [scores["per_class"][score] for scores in _scores(method)]
+    means: list[float | None] = []
+    for values in zip(*by_seed, strict=False):
+        known = [value for value in values if value is not None]
+        means.append(fmean(known) if known else None)
+    return means
+
+
+def _confused(results: Results) -> list[Table]:
+    rows = []
+    for method in results.methods:
+        names = class_names(method)
+        first = _scores(method)[0]
+        samples = method.runs[0].evaluation.about["samples"]
+        for pair in first.get("confused", ())[:MOST_PAIRS]:
+            share = 100 * pair["count"] / samples
+            told = f"{pair['count']} ({share:.2f} %)"
+            rows.append([method.name, names[pair["label"]], names[pair["predicted"]], told])
+    heads = ["Method", "Class", "Taken for", "Samples"]
+    return [Table("The most frequent mistakes of each method's first seed", heads, rows)] if rows else []
+
+
+MOST_PAIRS = 5
+"""Pairs of classes shown for each method."""
+
+
+def class_names(method: MethodRuns) -> list[str]:
+    """A name for each output; classes without one are numbered."""
+    about = method.runs[0].evaluation.about
+    names = [str(name) for name in about["classes"][: about["outputs"]]]
+    return names + [f"class {k}" for k in range(len(names), about["outputs"])]
+
+
 def _scores(method: MethodRuns) -> list[dict[str, Any]]:
     return [run.evaluation.scores for run in method.runs]
 

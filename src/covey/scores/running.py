@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from covey.calibration import Conformal, Temperature
 from covey.combine import Prediction, Regression
+from covey.data import Data
 from covey.locks import locked
 
 from . import calibration, metrics, ood, regression, robustness, selective
+from .classes import class_scores
 from .collect import collect
 from .diversity import diversity_scores
 from .evaluation import CRITERION, OUTPUTS_FILE, Evaluation
-from .examples import examples
+from .examples import Shown, examples
 from .held_out import held_out
 from .model import evaluated_model
 from .record import Record
@@ -67,22 +69,41 @@ def evaluate(
         record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
         if folder is not None:
             record.save(Path(folder) / OUTPUTS_FILE, half=half)
-        result = score(record, inputs=sets.inputs, stored=model.temperature)
+        result = score(
+            record, inputs=sets.inputs, ood=sets.ood, columns=_column_names(data), stored=model.temperature
+        )
         if folder is not None:
             result.save(folder, half=half)
     return result
 
 
-def score(record: Record, *, inputs: Tensor | None = None, stored: Temperature | None = None) -> Evaluation:
+def _column_names(data: Any) -> list[str]:
+    """The names of a table's columns, where covey's own record of the data knows them."""
+    if not isinstance(data, Data):
+        return []
+    return [str(column["name"]) for column in data.record.get("columns", [])]
+
+
+def score(
+    record: Record,
+    *,
+    inputs: Tensor | None = None,
+    ood: Mapping[str, Tensor] | None = None,
+    columns: Sequence[str] = (),
+    stored: Temperature | None = None,
+) -> Evaluation:
     """All scores from members' outputs, without the network.
 
     Args:
         record: the outputs.
-        inputs: the test inputs, to show the most and the least certain ones if they are images.
+        inputs: the test inputs, to show some of them if they are images or rows of a table.
+        ood: the out-of-distribution inputs, likewise.
+        columns: the names of a table's columns.
         stored: a temperature that the ensemble already has, scored beside those fitted here.
     """
     if record.task == "regression":
         return _score_regression(record)
+    shown = Shown(inputs, ood or {}, columns)
     prediction = Prediction(record.outputs)
     labels = record.targets
     outside = {}
@@ -96,7 +117,7 @@ def score(record: Record, *, inputs: Tensor | None = None, stored: Temperature |
         curves=_curves(prediction, labels, outside),
         about=_about(record),
         notes=_notes(record, scores),
-        examples=examples(prediction, labels, inputs),
+        examples=examples(prediction, labels, outside, shown),
         calibration=fitted,
         record=record,
     )
@@ -108,6 +129,8 @@ def _classification_scores(record: Record, prediction: Prediction, outside: Pred
     scores: dict[str, Any] = metrics.classification_scores(prediction, labels, language=is_text)
     scores["selective"] = selective.selective_scores(prediction.max_prob, prediction.label == labels)
     scores["diversity"] = diversity_scores(prediction, labels, outside)
+    if not is_text:
+        scores |= class_scores(prediction.label, labels, prediction.logits.shape[-1])
     if outside:
         scores["ood"] = ood.ood_scores(prediction, outside)
     if record.corrupted:

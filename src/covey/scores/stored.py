@@ -19,8 +19,13 @@ _CURVE = Many(_VALUE, least=1)
 _ANSWER = Record({name: Maybe(_VALUE) for name in ("accuracy", "nll", "ece")})
 _SETS = Record({"coverage": _VALUE, "size": _VALUE})
 _DETECTED = Record({name: Record(dict.fromkeys(DETECTION, _VALUE)) for name in CRITERIA})
+PER_CLASS = ("recall", "precision", "f1")
+"""Scores of each class."""
+
 _MATRICES = ("disagreement_matrix", "normalised_disagreement_matrix")
 _COMMON: dict[str, Spec] = {"member_mean": _SCORES, "members": Many(_SCORES, least=1)}
+
+_PER_CLASS = Record({"samples": Many(Whole()), **dict.fromkeys(PER_CLASS, Many(Maybe(_VALUE)))})
 
 _CLASSIFICATION = Record(
     {
@@ -39,6 +44,9 @@ _CLASSIFICATION = Record(
     },
     optional={
         "selective": _SCORES,
+        "per_class": _PER_CLASS,
+        "confused": Many(Record(dict.fromkeys(("label", "predicted", "count"), Whole()))),
+        "confusion": Many(Many(Whole())),
         "calibration": Record(
             optional={"pooled": _ANSWER, "members": _ANSWER, "threshold": _SETS, "aps": _SETS}
         ),
@@ -150,5 +158,19 @@ def _contradictions(stored: Mapping[str, Any]) -> Iterator[str]:
         matrix = scores["diversity"].get(name)
         if matrix is not None and any(len(row) != members for row in [matrix, *matrix]):
             yield f"scores.diversity.{name} should be {members} x {members}, one row for each member"
+    yield from _faults_of_classes(scores, about["outputs"])
     if len(scores["members"]) != members:
         yield f"scores.members should have {members} entries, one for each member"
+
+
+def _faults_of_classes(scores: Mapping[str, Any], classes: int) -> Iterator[str]:
+    """Where scores of single classes do not fit the number of classes."""
+    for name, values in scores.get("per_class", {}).items():
+        if len(values) != classes:
+            yield f"scores.per_class.{name} should have {classes} entries, one for each class"
+    matrix = scores.get("confusion")
+    if matrix is not None and any(len(row) != classes for row in [matrix, *matrix]):
+        yield f"scores.confusion should be {classes} x {classes}, one row for each class"
+    for pair in scores.get("confused", ()):
+        if max(pair["label"], pair["predicted"]) >= classes:
+            yield f"scores.confused names a class beyond the {classes} classes"
