@@ -14,6 +14,7 @@ LossName = Literal["cross-entropy", "binary", "gaussian", "mse"]
 
 LOSS_OF_TASK: dict[str, LossName] = {
     "classification": "cross-entropy",
+    "multilabel": "binary",
     "regression": "mse",
     "gaussian": "gaussian",
 }

@@ -96,8 +96,10 @@ def test_data_of_raw_images_is_prepared_corrupted_and_shown() -> None:
     assert set(found.scores["ood"]["sets"]) == {"noise", "more"}
     assert found.about["classes"] == ["a", "b", "c"]
     kinds = [e["kind"] for e in found.examples]
-    assert kinds == ["most certain"] * 8 + ["least certain"] * 8
-    entropies = [e["entropy"] for e in found.examples]
+    assert kinds[:16] == ["most certain"] * 8 + ["least certain"] * 8
+    assert kinds[16:24] == ["confidently wrong"] * 8
+    assert kinds[24:] == ["out of distribution"] * (5 + 3)
+    entropies = [e["entropy"] for e in found.examples[:16]]
     assert entropies[:8] == sorted(entropies[:8])
     assert entropies[8] == pytest.approx(float(ens.predict(pictures / 255).entropy.max()), abs=1e-5)
     assert all(e["picture"].startswith("data:image/png;base64,") for e in found.examples)

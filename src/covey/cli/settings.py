@@ -239,8 +239,12 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+USUAL = {"language": "lstm", "segmentation": "unet"}
+"""The network for a task that not every network can do."""
+
+
 def _usual(data: Data) -> str:
     """A small network that fits the data."""
-    if data.task == "language":
-        return "lstm"
+    if data.task in USUAL:
+        return USUAL[data.task]
     return "convnet" if len(data.shape) == 3 and min(data.shape[1:]) >= 16 else "mlp"

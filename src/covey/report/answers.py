@@ -21,7 +21,7 @@ from .results import MethodRuns, Results
 from .table import COSTS, SCORES, Column, best, times, verdict, written
 
 GOALS = (
-    ("For accuracy", ("accuracy", "rmse", "bits_per_character")),
+    ("For accuracy", ("miou", "mean_ap", "accuracy", "rmse", "bits_per_character")),
     ("For calibration", ("nll", "gaussian_nll")),
     ("For detecting out-of-distribution inputs", ("auroc",)),
     ("For robustness to corruption", ("mean_corruption_error",)),

@@ -11,6 +11,9 @@ from .results import Results
 from .style import PAPER, SOFT, Figure, Looks, blank, finish, label
 from .table import COSTS, SCORES, Column
 
+QUALITY = ("miou", "mean_ap", "accuracy", "rmse", "bits_per_character")
+"""Scores of how good answers are; the first that the runs have is drawn."""
+
 RATIO_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
@@ -26,7 +29,7 @@ class Point:
 
 def fronts(results: Results, looks: Looks) -> list[Figure]:
     """One figure for each pair of a score and a cost that the runs have."""
-    quality = _first_column(results, ("accuracy", "rmse", "bits_per_character"))
+    quality = _first_column(results, QUALITY)
     likelihood = _first_column(results, ("nll", "gaussian_nll"))
     costs = {column.key: column for column in COSTS}
     figures = []

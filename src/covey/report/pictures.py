@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.extras import load
-from covey.scores.examples import KINDS
+from covey.scores.examples import KINDS, MAP
 
 from .evidence import Table
 from .results import MethodRuns, Results
@@ -80,6 +80,7 @@ class Example:
         confidence: the probability of that answer.
         picture: a data URL; empty where there are values instead.
         values: a row's first numbers by the names of their columns.
+        told: what is said below a picture that shows more than a sample, instead of its class and answer.
     """
 
     index: int
@@ -88,6 +89,7 @@ class Example:
     confidence: float
     picture: str = ""
     values: Mapping[str, float | None] = field(default_factory=dict)
+    told: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -102,6 +104,8 @@ class Example:
     @property
     def alt(self) -> str:
         """The sample in words."""
+        if self.told:
+            return f"Image {self.index}, its classes, the answer and its uncertainty: {self.told}"
         if not self.label:
             return f"Out-of-distribution sample {self.index}, predicted {self.predicted}"
         return f"Test sample {self.index}: {self.label}, predicted {self.predicted}"
@@ -146,7 +150,8 @@ def _by_title(method: MethodRuns) -> tuple[dict[str, list[Example]], int]:
         for stored in evaluation.examples:
             if not isinstance(stored, Mapping) or stored.get("kind") != kind:
                 continue
-            example = _example(stored, evaluation.about["classes"])
+            read = _map if kind == MAP else _example
+            example = read(stored, evaluation.about["classes"])
             if example is None:
                 unreadable += 1
                 continue
@@ -190,6 +195,22 @@ def _example(stored: Mapping[str, Any], classes: Sequence[Any]) -> Example | Non
             picture=picture,
             values=values,
         )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _map(stored: Mapping[str, Any], classes: Sequence[Any]) -> Example | None:
+    """An image with its classes, answer and uncertainty side by side, None if it is not as covey writes it."""
+    picture = checked_picture(stored.get("picture"))
+    if picture is None:
+        return None
+    try:
+        accuracy = stored["accuracy"]
+        right = (
+            "no pixel counts" if accuracy is None else f"{100 * float(accuracy):.1f} % of its pixels right"
+        )
+        told = f"{right}, mean entropy {float(stored['entropy']):.2f}"
+        return Example(int(stored["index"]), "", "", 0.0, picture, told=told)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 

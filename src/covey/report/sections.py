@@ -50,7 +50,8 @@ CLASSES = (
 )
 EXAMPLES = (
     "For the first seed of each method: the samples of least and of most predictive entropy, the wrong answers given "
-    "with most confidence, and the out-of-distribution inputs that look most like known ones."
+    "with most confidence, and the out-of-distribution inputs that look most like known ones. Maps show an image, the "
+    "classes of its pixels (black: not counted), the answer, and the image reddened where the answer is unsure."
 )
 
 
@@ -79,7 +80,7 @@ def sections(results: Results, looks: Looks) -> list[Section]:
             Section("cost", "Score against cost", FRONT, fronts(results, looks)),
             _classes(results),
             _calibration(results, looks),
-            Section("intervals", "Intervals", INTERVALS, curves.intervals(results, looks)),
+            _intervals(results, looks),
             Section("selective", "Answering only when sure", SELECTIVE, curves.risk_coverage(results, looks)),
             _ood(results, looks),
             _diversity(results, looks),
@@ -101,6 +102,11 @@ def _calibration(results: Results, looks: Looks) -> Section:
 def _classes(results: Results) -> Section:
     drawn = figures.confusions(results)
     return Section("classes", "Classes", CLASSES, drawn, evidence.classes(results))
+
+
+def _intervals(results: Results, looks: Looks) -> Section:
+    drawn = curves.intervals(results, looks)
+    return Section("intervals", "Intervals", INTERVALS, drawn, evidence.intervals(results))
 
 
 def _ood(results: Results, looks: Looks) -> Section:

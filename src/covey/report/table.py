@@ -38,7 +38,16 @@ def _percent(key: str, title: str, better: Literal["higher", "lower"], meaning: 
 
 
 SCORES = (
-    _percent("accuracy", "Accuracy", "higher", "share of test samples answered correctly"),
+    _percent(
+        "miou", "Mean IoU", "higher", "pixels answered correctly over those of the class or so answered, mean"
+    ),
+    _percent("mean_ap", "Mean AP", "higher", "average precision, mean over labels"),
+    _percent("mean_auroc", "Mean AUROC", "higher", "area under the ROC curve, mean over labels"),
+    _percent("f1", "F1", "higher", "harmonic mean of precision and recall over all labels"),
+    _percent(
+        "exact", "All labels right", "higher", "share of test samples whose labels are all answered correctly"
+    ),
+    _percent("accuracy", "Accuracy", "higher", "share of test samples, pixels or labels answered correctly"),
     _percent("top5", "Top-5", "higher", "share of test samples whose label is among the five most probable"),
     Column("rmse", "RMSE", "lower", "root of the mean squared error, in the target's unit"),
     Column("mae", "MAE", "lower", "mean absolute error, in the target's unit"),

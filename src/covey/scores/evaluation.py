@@ -92,10 +92,8 @@ class Evaluation:
             counted(about["members"], "member"),
             counted(about["samples"], "test sample"),
         ]
-        if about["task"] == "regression":
-            parts.append(counted(about["outputs"], "output"))
-        else:
-            parts.append(counted(about["outputs"], "class", "classes"))
+        one, several = OUTPUTS.get(about["task"], ("class", "classes"))
+        parts.append(counted(about["outputs"], one, several))
         headline = _Table(", ".join(parts), ("score", "ensemble", "mean of members"))
         members = self.scores["member_mean"]
         for name, value in self.headline.items():
@@ -188,6 +186,9 @@ class Evaluation:
             return found
         return replace(found, record=Record.load(folder / OUTPUTS_FILE))
 
+
+OUTPUTS = {"regression": ("output", "outputs"), "multilabel": ("label", "labels")}
+"""What the outputs of a task are called, where they are no classes."""
 
 _FURTHER = (
     "disagreement",

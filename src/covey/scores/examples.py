@@ -19,8 +19,6 @@ from torch import Tensor
 from covey.combine import Prediction
 from covey.extras import load
 
-from .collect import pixels
-
 EXAMPLES = 8
 """How many samples of each kind are shown."""
 
@@ -33,13 +31,16 @@ MOST_COLUMNS = 6
 MOST_SETS = 4
 """Of how many out-of-distribution sets samples are shown."""
 
+MAP = "uncertainty map"
+"""The kind of what dense prediction draws beside each other: image, classes, answer, uncertainty."""
+
 CERTAIN, UNCERTAIN, WRONG, OUTSIDE = (
     "most certain",
     "least certain",
     "confidently wrong",
     "out of distribution",
 )
-KINDS = (CERTAIN, UNCERTAIN, WRONG, OUTSIDE)
+KINDS = (MAP, CERTAIN, UNCERTAIN, WRONG, OUTSIDE)
 """The kinds of examples, in the order in which they are shown."""
 
 
@@ -150,6 +151,11 @@ def _looks(inputs: Tensor, columns: Sequence[str]) -> list[dict[str, Any]]:
 def are_images(inputs: Tensor) -> bool:
     """Whether inputs are (N, 1 or 3, H, W) of a size that can be shown."""
     return inputs.ndim == 4 and inputs.shape[1] in (1, 3) and max(inputs.shape[2:]) <= LARGEST
+
+
+def pixels(images: Tensor) -> Tensor:
+    """Images as float in [0, 1] if they were uint8, else as they are."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def pictures(images: Tensor) -> list[str]:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from covey.calibration import Conformal, Temperature
-from covey.combine import Prediction, Regression
+from covey.calibration import Conformal, Intervals, Temperature
+from covey.combine import MultiLabel, Prediction, Regression
 from covey.data import Data
 from covey.locks import locked
 
-from . import calibration, metrics, ood, regression, robustness, selective
+from . import calibration, metrics, multilabel, ood, regression, robustness, segmentation, selective
 from .classes import class_scores
-from .collect import collect
+from .collect import collect, uncertainty_maps
 from .diversity import diversity_scores
 from .evaluation import CRITERION, OUTPUTS_FILE, Evaluation
 from .examples import Shown, examples
@@ -41,7 +42,7 @@ def evaluate(
     *,
     ood: Mapping[str, Any] | None = None,
     validation: Any = None,
-    task: Literal["classification", "language", "regression"] | None = None,
+    task: Literal["classification", "language", "regression", "segmentation", "multilabel"] | None = None,
     batch_size: int = 256,
     limit: int | None = None,
     corruptions: int = 0,
@@ -72,6 +73,8 @@ def evaluate(
         result = score(
             record, inputs=sets.inputs, ood=sets.ood, columns=_column_names(data), stored=model.temperature
         )
+        if record.task == "segmentation":
+            result = replace(result, examples=uncertainty_maps(model, sets, batch_size))
         if folder is not None:
             result.save(folder, half=half)
     return result
@@ -101,9 +104,11 @@ def score(
         columns: the names of a table's columns.
         stored: a temperature that the ensemble already has, scored beside those fitted here.
     """
-    if record.task == "regression":
-        return _score_regression(record)
     shown = Shown(inputs, ood or {}, columns)
+    return SCORERS[record.task](record, shown, stored)
+
+
+def _score_classes(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
     prediction = Prediction(record.outputs)
     labels = record.targets
     outside = {}
@@ -138,7 +143,30 @@ def _classification_scores(record: Record, prediction: Prediction, outside: Pred
     return scores
 
 
-def _score_regression(record: Record) -> Evaluation:
+def _score_pixels(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
+    """A class for each pixel: the scores of a classification of pixels, and how well regions are covered."""
+    # No pixel is shown as an example: it is its image that a reader wants, which `evaluate` draws.
+    found = _score_classes(record, Shown(), stored)
+    segmentation.add_iou(found.scores, Prediction(record.outputs), record.targets)
+    return found
+
+
+def _score_labels(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
+    """Several labels may be true."""
+    prediction = MultiLabel(record.outputs)
+    scores = multilabel.multilabel_scores(prediction, record.targets)
+    curves = {"reliability": multilabel.reliability(prediction.probs, record.targets)}
+    notes = []
+    lonely = [k for k, value in enumerate(scores["per_label"]["auroc"]) if value is None]
+    if lonely:
+        named = ", ".join(map(str, lonely[:5])) + (" ..." if lonely[5:] else "")
+        notes.append(f"Labels that are always or never true have no AUROC and average precision: {named}.")
+    if record.members == 1:
+        notes.append("One member: disagreement is not defined, mutual information is 0.")
+    return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
+
+
+def _score_regression(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
     prediction = Regression(record.outputs, record.variance)
     scores = regression.regression_scores(prediction, record.targets)
     curves = {}
@@ -154,7 +182,47 @@ def _score_regression(record: Record) -> Evaluation:
         )
         if record.variance is None:
             notes.append("Members give no variance of their own; intervals come from their spread alone.")
-    return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
+    fitted = _fit_intervals(record, notes)
+    scores["calibration"] = _interval_scores(prediction, record.targets, fitted)
+    return Evaluation(scores, curves, _about(record), tuple(notes), calibration=fitted, record=record)
+
+
+def _fit_intervals(record: Record, notes: list[str]) -> dict[str, Any]:
+    """Conformal intervals by name, fitted on the validation outputs if there are enough."""
+    if record.validation is None:
+        return {}
+    outputs, targets = record.validation
+    if len(targets) < LEAST_FOR_CONFORMAL:
+        notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal intervals at 90 %.")
+        return {}
+    known = Regression(outputs, record.validation_variance)
+    fitted = {"absolute": calibration.fit_intervals(known, targets, kind="absolute")}
+    if (known.std > 0).all():
+        fitted["normalised"] = calibration.fit_intervals(known, targets, kind="normalised")
+    else:
+        notes.append("Members agree somewhere, so intervals cannot be normalised by their deviation.")
+    return fitted
+
+
+def _interval_scores(
+    prediction: Regression, targets: Tensor, fitted: Mapping[str, Intervals]
+) -> dict[str, Any]:
+    scores = {}
+    for name, intervals in fitted.items():
+        if name == "normalised" and not (prediction.std > 0).all():
+            continue
+        scores[name] = calibration.interval_scores(intervals, prediction, targets)
+    return scores
+
+
+SCORERS: dict[str, Callable[[Record, Shown, Temperature | None], Evaluation]] = {
+    "classification": _score_classes,
+    "language": _score_classes,
+    "segmentation": _score_pixels,
+    "multilabel": _score_labels,
+    "regression": _score_regression,
+}
+"""How each task is scored."""
 
 
 def _fit_calibrations(record: Record) -> dict[str, Temperature | Conformal]:
@@ -165,7 +233,8 @@ def _fit_calibrations(record: Record) -> dict[str, Temperature | Conformal]:
     logits, labels = record.validation
     for kind in ("pooled", "members"):
         fitted[kind] = calibration.fit_temperature(logits, labels, kind=kind)
-    if len(labels) >= LEAST_FOR_CONFORMAL:
+    # Pixels of one image depend on each other, so for them conformal sets would promise what they do not hold.
+    if len(labels) >= LEAST_FOR_CONFORMAL and record.task != "segmentation":
         probs = Prediction(logits).probs
         for kind in ("threshold", "aps"):
             fitted[kind] = calibration.fit_conformal(probs, labels, kind=kind)
@@ -247,6 +316,8 @@ def _notes(record: Record, scores: dict[str, Any]) -> tuple[str, ...]:
         )
     if record.validation is None:
         notes.append("No validation data, so no temperature or conformal sets were fitted.")
+    elif record.task == "segmentation":
+        notes.append("Pixels of one image depend on each other: no conformal sets were fitted.")
     elif len(record.validation[1]) < LEAST_FOR_CONFORMAL:
         notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal sets at 90 %.")
     return tuple(notes)

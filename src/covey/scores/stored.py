@@ -9,6 +9,7 @@ from covey import calibration
 from covey.errors import StoreError
 from covey.schema import Both, Either, Many, Maybe, Named, Number, Record, Spec, Whole, Word, check
 
+from .multilabel import PER_LABEL
 from .ood import CRITERIA, DETECTION
 from .regression import LEVELS
 
@@ -25,7 +26,10 @@ PER_CLASS = ("recall", "precision", "f1")
 _MATRICES = ("disagreement_matrix", "normalised_disagreement_matrix")
 _COMMON: dict[str, Spec] = {"member_mean": _SCORES, "members": Many(_SCORES, least=1)}
 
-_PER_CLASS = Record({"samples": Many(Whole()), **dict.fromkeys(PER_CLASS, Many(Maybe(_VALUE)))})
+_EACH = Many(Maybe(_VALUE))
+_PER_CLASS = Record({"samples": Many(Whole()), **dict.fromkeys(PER_CLASS, _EACH)}, optional={"iou": _EACH})
+_PER_LABEL = Record({"samples": Many(Whole()), **dict.fromkeys(PER_LABEL, _EACH)})
+_INTERVALS = Record(dict.fromkeys(("coverage", "width", "interval_score"), _VALUE))
 
 _CLASSIFICATION = Record(
     {
@@ -60,7 +64,23 @@ _CLASSIFICATION = Record(
         ),
     },
 )
-_REGRESSION = Record({**_COMMON, "ensemble": _SCORES, "diversity": _SCORES})
+_REGRESSION = Record(
+    {**_COMMON, "ensemble": _SCORES, "diversity": _SCORES},
+    optional={"calibration": Record(optional={"absolute": _INTERVALS, "normalised": _INTERVALS})},
+)
+_MULTILABEL = Record(
+    {
+        **_COMMON,
+        "ensemble": _SCORES,
+        "per_label": _PER_LABEL,
+        "diversity": Record(
+            {"mutual_information": _SCORES, **dict.fromkeys(("ambiguity", "disagreement"), Maybe(_VALUE))}
+        ),
+    }
+)
+_SCORES_OF = {"regression": _REGRESSION, "multilabel": _MULTILABEL}
+"""Scores of tasks that are no classification."""
+
 _CURVES = Record(
     optional={
         "reliability": Record(dict.fromkeys(("left", "confidence", "accuracy", "share"), _CURVE)),
@@ -117,6 +137,8 @@ def renewed(stored: Any) -> Any:
     diversity = stored["scores"].get("diversity")
     if not isinstance(diversity, Mapping) or "normalised_disagreement" in diversity:
         return stored
+    if "per_label" in stored["scores"]:  # scores of several labels are newer
+        return stored
     found = {}
     for name, value in diversity.items():
         is_old = name in ("disagreement", "disagreement_matrix")
@@ -127,8 +149,8 @@ def renewed(stored: Any) -> Any:
 def check_evaluation(stored: Any, source: str) -> None:
     """Refuse what `Evaluation.to_dict` cannot have given, as a StoreError that says what is wrong."""
     check(stored, EVALUATION, source)
-    is_regression = stored["about"]["task"] == "regression"
-    check(stored, Record({"scores": _REGRESSION if is_regression else _CLASSIFICATION}), source)
+    scores = _SCORES_OF.get(stored["about"]["task"], _CLASSIFICATION)
+    check(stored, Record({"scores": scores}), source)
     for fault in _contradictions(stored):
         raise StoreError(f"{source}: {fault}. The file was changed after it was written, or damaged.")
 
@@ -165,9 +187,10 @@ def _contradictions(stored: Mapping[str, Any]) -> Iterator[str]:
 
 def _faults_of_classes(scores: Mapping[str, Any], classes: int) -> Iterator[str]:
     """Where scores of single classes do not fit the number of classes."""
-    for name, values in scores.get("per_class", {}).items():
-        if len(values) != classes:
-            yield f"scores.per_class.{name} should have {classes} entries, one for each class"
+    for group in ("per_class", "per_label"):
+        for name, values in scores.get(group, {}).items():
+            if len(values) != classes:
+                yield f"scores.{group}.{name} should have {classes} entries, one for each"
     matrix = scores.get("confusion")
     if matrix is not None and any(len(row) != classes for row in [matrix, *matrix]):
         yield f"scores.confusion should be {classes} x {classes}, one row for each class"

@@ -15,6 +15,7 @@ from covey import registry
 from covey.combine import class_axis
 from covey.conversion import convert
 from covey.data import Data
+from covey.data.container import IGNORED
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError, TrainingError
 from covey.extras import load
@@ -106,6 +107,8 @@ def make_job(
         raise OptionError(
             "keep='best' and patience go by a validation score, and the data have no validation samples."
         )
+    if data.task == "segmentation" and recipe.ignore_index is None:
+        recipe = replace(recipe, ignore_index=IGNORED)
     check_labels(data, recipe)
     chosen_score(data, recipe.choose)
     if resume and folder is None:
@@ -133,6 +136,10 @@ def make_job(
     )
 
 
+TASKS = {"multilabel": "multilabel"}
+"""What an ensemble answers where the data alone tell; else the loss does."""
+
+
 def single(network: nn.Module, job: Job) -> Ensemble:
     """A plain network as an ensemble of one; an ensemble as it is."""
     return build(network, Replicate(members=1), job)
@@ -142,7 +149,9 @@ def build(network: nn.Module | Sequence[nn.Module], method: Method, job: Job) ->
     """Convert a network, or several that differ, for the job's task; an ensemble stays as it is."""
     if isinstance(network, Ensemble):
         return network
-    task = {"gaussian": "gaussian", "mse": "regression"}.get(job.loss, "classification")
+    task = TASKS.get(job.data.task) or {"gaussian": "gaussian", "mse": "regression"}.get(
+        job.loss, "classification"
+    )
     first = network if isinstance(network, nn.Module) else network[0]
     given = example(job.data).to(device_of(first))
     return convert(network, method, example=given, task=task, seed=job.recipe.seed)
@@ -253,7 +262,7 @@ def _one_epoch(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
         everyone = everyone[split.targets != job.recipe.ignore_index]
     for rows in everyone.split(job.recipe.batch):
         targets = split.targets[rows].to(device)
-        if job.data.task == "language":
+        if job.data.task in ("language", "segmentation"):
             targets = targets.long()
         yield job.data.prepare(split.inputs[rows]).to(device), targets
 
@@ -268,6 +277,12 @@ def _check_storable(method: Any, recipe: Recipe) -> None:
 
 def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
     """The loss that is meant by the recipe for these data and this network."""
+    if data.task == "multilabel":
+        if recipe.loss not in ("auto", "binary"):
+            raise OptionError(
+                f"labels of which several may be true have the loss 'binary'; got {recipe.loss!r}."
+            )
+        return "binary"
     if data.task != "regression":
         if recipe.loss not in ("auto", "cross-entropy", "binary"):
             raise OptionError(f"loss={recipe.loss!r} is for numbers; the data are for {data.task}.")
@@ -280,7 +295,7 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
         return "gaussian" if network.task == "gaussian" else "mse"
     with torch.no_grad(), evaluating(network):
         outputs = network(example(data).to(device_of(network)))
-    return "gaussian" if outputs.shape[-1] == 2 else "mse"
+    return "gaussian" if outputs.shape[-1] == 2 * data.outputs else "mse"
 
 
 def _check_outputs(job: Job, ensemble: Ensemble) -> None:
@@ -289,7 +304,8 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
         outputs = ensemble(example(job.data).to(job.fabric.device), members=[0])
     axis = class_axis(outputs, ensemble.class_dim)
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.loss == "gaussian" else 1)
-    if found < wanted or (job.data.task == "regression" and found != wanted):
+    exactly = job.data.task in ("regression", "multilabel")
+    if found < wanted or (exactly and found != wanted):
         raise DataError(
             f"the network has {found} outputs and the data need {wanted}: "
             + (
