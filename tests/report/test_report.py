@@ -258,7 +258,7 @@ def test_verdicts_know_which_way_is_better() -> None:
     results = gather(
         made_up({"one": [0.90, 0.91, 0.905], "many": [0.93, 0.942, 0.936]}, {"one": 1, "many": 4})
     )
-    accuracy = SCORES[0]
+    accuracy = next(column for column in SCORES if column.key == "accuracy")
     one, many = results.methods
     assert verdict(results, many, one, accuracy) == "better"
     assert verdict(results, one, many, accuracy) == "worse"

@@ -26,11 +26,9 @@ from covey.scores import evaluate
 from covey.scores.segmentation import intersection_over_union, mean_iou, uncertainty_maps
 
 METHODS = {
-    "deep": covey.DeepEnsemble(members=2),
     "batch": covey.BatchEnsemble(members=2),
     "heads": covey.MultiHead(members=2),
     "packed": covey.Packed(members=2, alpha=2),
-    "masks": covey.Masksembles(members=2),
 }
 
 

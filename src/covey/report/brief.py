@@ -107,7 +107,11 @@ def _gain(results: Results, method: MethodRuns, column: Column) -> str:
         ratio = results.ratio(method, key)
         if ratio is not None:
             prices.append(f"{times(ratio)} the {word}")
-    return f"{text}, for {' and '.join(prices)}" if prices else text
+    if not prices:
+        return text
+    reference = results.reference.name
+    of_what = "" if reference == base.name else f" of {reference}"
+    return f"{text}, for {' and '.join(prices)}{of_what}"
 
 
 def _mean(method: MethodRuns, column: Column) -> float:
