@@ -29,6 +29,11 @@ EXTRA_OF: dict[str, str] = {
     "ray": "ray",
     "tensorboard": "tensorboard",
     "timm": "timm",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
 }
 """For each package that may be missing, by the name it is imported under, an extra that brings it."""
 
