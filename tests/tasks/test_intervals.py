@@ -15,7 +15,7 @@ from covey.calibration import Intervals, from_dict
 from covey.cli.main import main
 from covey.combine import Regression
 from covey.data import load
-from covey.errors import EvaluationError, OptionError
+from covey.errors import DataError, EvaluationError, OptionError
 from covey.scores import Evaluation, Record, fit_conformal, fit_intervals, score
 from covey.scores.calibration import interval_scores
 
@@ -181,3 +181,22 @@ def test_several_outputs_through_the_command_line(
     found = np.array([float(row["prediction[1]"]) for row in rows])
     assert np.abs(found - y[:5, 1]).max() < 60, "in the target's own unit"
     assert "std[0]" in rows[0]
+
+
+def test_several_numbers_and_labels_are_adapted() -> None:
+    x = torch.randn(30, 2)
+    numbers = covey.data.adapt((x, torch.randn(30, 3)))
+    assert (numbers.task, numbers.outputs) == ("regression", 3)
+    labels = covey.data.adapt((x, torch.randint(2, (30, 4))), task="multilabel")
+    assert labels.classes == ("label 0", "label 1", "label 2", "label 3")
+    assert labels.train.targets.is_floating_point()
+    masks = torch.randint(3, (30, 4, 4))
+    masks[:, 0] = 255
+    pixels = covey.data.adapt((torch.randn(30, 1, 4, 4), masks), task="segmentation")
+    assert (pixels.task, pixels.outputs) == ("segmentation", 3)
+    with pytest.raises(DataError, match=r"classes of pixels are whole numbers, \(N, H, W\)"):
+        covey.data.adapt((x, torch.randn(30, 3)), task="segmentation")
+    with pytest.raises(DataError, match=r"have a column each, \(N, L\)"):
+        covey.data.adapt((x, torch.randint(2, (30,))), task="multilabel")
+    with pytest.raises(OptionError, match="task is one of 'classification', 'regression', 'segmentation'"):
+        covey.data.adapt((x, torch.randn(30)), task="ranking")
