@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from covey.combine import MultiLabel, Prediction, Regression, answer
-from covey.data.container import IGNORED
+from covey.data.container import IGNORED, Split
 from covey.errors import EvaluationError
+from covey.networks.calls import arguments
+from covey.tensors import moved
 
 from . import segmentation
 from .examples import pixels
@@ -57,7 +59,9 @@ def _task(model: EvaluatedModel, data: HeldOut) -> str:
         raise EvaluationError(
             f"the data are for {task}, but the ensemble's task is {model.task!r}: set it in covey.convert"
         )
-    if data.task is None and task == "classification" and data.inputs.ndim == 4 and data.targets.ndim == 3:
+    images = data.images
+    with_pixels = images is not None and images.ndim == 4 and data.test.targets.ndim == 3
+    if data.task is None and task == "classification" and with_pixels:
         return "segmentation"
     return task
 
@@ -67,23 +71,23 @@ def _classification_record(
 ) -> Record:
     """Outputs for each sample; a text's positions are samples of their own."""
 
-    def logits(inputs: Tensor) -> Tensor:
-        return _logits(model, data, inputs, batch_size).flatten(1, -2)
+    def logits(part: Split) -> tuple[Tensor, Tensor]:
+        """(M, N, C) and labels (N,)."""
+        found, targets = _logits(model, data, part, batch_size)
+        return found.flatten(1, -2), _labels(targets)
 
-    validation = None
-    if data.validation is not None:
-        validation_inputs, validation_targets = data.validation
-        validation = logits(validation_inputs), _labels(validation_targets)
+    validation = None if data.validation is None else logits(data.validation)
     ood = {}
-    for name, inputs in data.ood.items():
-        ood[name] = logits(inputs)
+    for name, part in data.ood.items():
+        ood[name] = logits(part)[0]
     corrupted = {}
     if corruptions:
-        for name, images in corrupted_sets(pixels(data.inputs[:corruptions])):
-            corrupted[name] = logits(images)
+        for name, images in corrupted_sets(pixels(_images(data)[:corruptions])):
+            corrupted[name] = logits(Split(images, torch.zeros(len(images), dtype=torch.long)))[0]
+    outputs, labels = logits(data.test)
     return Record(
-        outputs=logits(data.inputs),
-        targets=_labels(data.targets),
+        outputs=outputs,
+        targets=labels,
         task=task,
         validation=validation,
         ood=ood,
@@ -99,28 +103,30 @@ def _language_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corr
 def _segmentation_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
     """Outputs for each pixel that counts."""
 
-    def counted(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def counted(part: Split) -> tuple[Tensor, Tensor]:
         """(M, P, C) and (P,) of the pixels that count."""
-        found, labels = _logits(model, data, inputs, batch_size), _labels(targets)
+        found, targets = _logits(model, data, part, batch_size)
         if found.shape[1:-1] != targets.shape:
             raise EvaluationError(
                 f"the network answers for pixels of shape {tuple(found.shape[1:-1])}, and the targets have shape "
                 f"{tuple(targets.shape)}: a segmentation needs a class for each pixel"
             )
+        labels = _labels(targets)
         counts = labels != IGNORED
         if not counts.any():
             raise EvaluationError(f"every pixel has the class {IGNORED}, which does not count")
         return found.flatten(1, -2)[:, counts], labels[counts]
 
-    validation = None if data.validation is None else counted(*data.validation)
+    validation = None if data.validation is None else counted(data.validation)
     ood = {}
-    for name, inputs in data.ood.items():
-        ood[name] = _logits(model, data, inputs, batch_size).flatten(1, -2)
+    for name, part in data.ood.items():
+        ood[name] = _logits(model, data, part, batch_size)[0].flatten(1, -2)
     corrupted = {}
     if corruptions:
-        for name, images in corrupted_sets(pixels(data.inputs[:corruptions])):
-            corrupted[name], _ = counted(images, data.targets[:corruptions])
-    outputs, labels = counted(data.inputs, data.targets)
+        targets = data.test.targets[:corruptions]
+        for name, images in corrupted_sets(pixels(_images(data)[:corruptions])):
+            corrupted[name], _ = counted(Split(images, targets[: len(images)]))
+    outputs, labels = counted(data.test)
     return Record(
         outputs=outputs,
         targets=labels,
@@ -134,25 +140,28 @@ def _segmentation_record(model: EvaluatedModel, data: HeldOut, batch_size: int, 
 
 def uncertainty_maps(model: EvaluatedModel, data: HeldOut, batch_size: int) -> tuple[dict[str, Any], ...]:
     """Some test images of a segmentation with the answer and its uncertainty, for the report."""
-    images, labels = data.inputs[: segmentation.LOOKED_AT], data.targets[: segmentation.LOOKED_AT]
+    if data.images is None:
+        return ()
+    images = data.images[: segmentation.LOOKED_AT]
+    looked_at = Split(images, data.test.targets[: len(images)])
     with model.evaluating(), torch.no_grad():
-        logits = _logits(model, data, images, batch_size)
+        logits, labels = _logits(model, data, looked_at, batch_size)
     return tuple(segmentation.uncertainty_maps(logits, labels.cpu(), images.cpu()))
 
 
 def _multilabel_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
     """Outputs for each label of each sample."""
-    outputs = _outputs(model, data, data.inputs, batch_size)
+    outputs, answers = _outputs(model, data, data.test, batch_size)
     found = answer(outputs, "multilabel", model.class_dim)
     assert isinstance(found, MultiLabel)
-    logits, targets = found.logits, data.targets.cpu()
+    logits, targets = found.logits, answers.cpu()
     if logits.ndim > 3:  # a position of a text or an image is a sample of its own
         logits, targets = logits.flatten(1, -2), targets.flatten(0, -2)
     return Record(outputs=logits, targets=targets, task="multilabel", classes=data.classes)
 
 
 def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
-    mean, variance, targets = _numbers(model, data, (data.inputs, data.targets), batch_size)
+    mean, variance, targets = _numbers(model, data, data.test, batch_size)
     validation = validation_variance = None
     if data.validation is not None:
         known, validation_variance, known_targets = _numbers(model, data, data.validation, batch_size)
@@ -168,14 +177,14 @@ def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int, co
 
 
 def _numbers(
-    model: EvaluatedModel, data: HeldOut, pair: tuple[Tensor, Tensor], batch_size: int
+    model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Members' means and variances (M, N, D), and the targets (N, D), in the targets' own unit."""
-    inputs, targets = pair
-    found = answer(_outputs(model, data, inputs, batch_size), model.task or "regression", model.class_dim)
+    outputs, answers = _outputs(model, data, part, batch_size)
+    found = answer(outputs, model.task or "regression", model.class_dim)
     assert isinstance(found, Regression)
     mean = _one_axis_of_outputs(found.member_mean)
-    targets = targets.float().cpu()
+    targets = answers.float().cpu()
     if targets.numel() == mean[0].numel():  # else `Record` says which shape it expected
         targets = targets.reshape(mean.shape[1:])
     variance = found.member_variance
@@ -199,21 +208,33 @@ RECORDS: dict[str, Callable[[EvaluatedModel, HeldOut, int, int], Record]] = {
 """How the outputs of each task are collected."""
 
 
-def _logits(model: EvaluatedModel, data: HeldOut, inputs: Tensor, batch_size: int) -> Tensor:
-    """Members' logits with the class axis last, (M, N, ..., C)."""
-    found = answer(_outputs(model, data, inputs, batch_size), "classification", model.class_dim)
+def _logits(model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Members' logits with the class axis last, (M, N, ..., C), and the targets, (N, ...)."""
+    outputs, targets = _outputs(model, data, part, batch_size)
+    found = answer(outputs, "classification", model.class_dim)
     assert isinstance(found, Prediction)
-    return found.logits
+    return found.logits, targets
 
 
-def _outputs(model: EvaluatedModel, data: HeldOut, inputs: Tensor, batch_size: int) -> Tensor:
-    """Members' outputs on all inputs, (M, N, ...), as float32 on the CPU."""
+def _images(data: HeldOut) -> Tensor:
+    """The test images, to be corrupted."""
+    if data.images is None:
+        raise EvaluationError("corruptions: expected test images in memory, one tensor (N, C, H, W)")
+    return data.images
+
+
+def _outputs(model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Members' outputs on all inputs, (M, N, ...), as float32 on the CPU, and the targets, (N, ...)."""
     device = model.device
-    found = []
-    for batch in inputs.split(batch_size):
-        outputs = model.outputs(data.prepare(batch).to(device))
+    found, answers = [], []
+    for inputs, targets in data.batches(part, batch_size):
+        args, kwargs = arguments(moved(inputs, device))
+        outputs = model.outputs(*args, **kwargs)
         found.append(outputs.float().cpu())
-    return torch.cat(found, 1)
+        answers.append(targets)
+    if not found:
+        raise EvaluationError("no samples to evaluate on, the set is empty")
+    return torch.cat(found, 1), torch.cat(answers)
 
 
 def _labels(targets: Tensor) -> Tensor:

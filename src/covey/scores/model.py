@@ -34,7 +34,7 @@ class EvaluatedModel:
     """
 
     module: nn.Module
-    outputs: Callable[[Tensor], Tensor]
+    outputs: Callable[..., Tensor]
     evaluating: Callable[[], AbstractContextManager[None]]
     one_by_one: Callable[[], AbstractContextManager[None]] = nullcontext
     members: int = 1
@@ -87,8 +87,8 @@ def _one_by_one(ensemble: Ensemble) -> Iterator[None]:
         ensemble.runs, ensemble.measured = chosen, measured
 
 
-def _outputs_of_one(network: nn.Module, batch: Tensor) -> Tensor:
-    outputs = network(batch)
+def _outputs_of_one(network: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    outputs = network(*args, **kwargs)
     if not isinstance(outputs, Tensor):
         raise EvaluationError(
             f"the network answers with {type(outputs).__name__}, not with a tensor: convert it with output=..., which "
