@@ -29,6 +29,8 @@ EXTRA_OF: dict[str, str] = {
     "ray": "ray",
     "tensorboard": "tensorboard",
     "timm": "timm",
+    "transformers": "hf",
+    "huggingface_hub": "hf",
 }
 """For each package that may be missing, by the name it is imported under, an extra that brings it."""
 

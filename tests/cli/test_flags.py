@@ -95,7 +95,7 @@ def test_bad_recipe_files_name_line_and_key(text, expected, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "compare", "evaluate", "predict", "methods", "data", "reproduce", "show"]
+    "command", ["train", "compare", "evaluate", "predict", "methods", "networks", "data", "reproduce", "show"]
 )
 def test_help_at_each_level(command, capsys):
     with pytest.raises(SystemExit) if command != "train" else nullcontext():

@@ -26,6 +26,7 @@ from covey.errors import DataError, StoreError
 from covey.files import write_text
 from covey.schema import read_text
 from covey.train import Recipe
+from covey.zoo import from_file
 
 _NAMED = 5  # inputs in a message
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what the cells begin with that spreadsheets compute
@@ -68,6 +69,8 @@ def train(args: Sequence[str]) -> int:
     name = name or start.method
     options = start.options if name == start.method else registry.lookup(name)()
     settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
+    check_typed(settings, rest)
+    settings = settings.complete()
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
     with run.writing(folder):
         history, data = run.train(settings, folder, resume=own.resume)
@@ -78,6 +81,16 @@ def train(args: Sequence[str]) -> int:
         if own.evaluate and len(data.test):
             print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
     return 0
+
+
+def check_typed(settings: Settings, args: Sequence[str]) -> None:
+    """Refuse to run a Python file that was not named on the command line, but in a recipe or in a stored run."""
+    for name in settings.network.code:
+        file = from_file.path_of(name).name
+        if not any(file in word for word in args):
+            raise UsageError(
+                f"the network is made by {name}. That is code, and only run if you name it: --network {name}"
+            )
 
 
 def read_run(
@@ -121,6 +134,7 @@ class EvaluateFlags:
         limit: use only so many samples of each set, drawn with the classes in proportion.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
         ood: further known sets to test out-of-distribution detection on.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         json: print all scores as JSON.
         report: measure the cost too, and write report.html and its Markdown twin into the folder.
     """
@@ -129,6 +143,7 @@ class EvaluateFlags:
     limit: int | None = None
     corruptions: int = 0
     ood: tuple[str, ...] = ()
+    network: str | None = None
     json: bool = False
     report: bool = True
 
@@ -152,7 +167,7 @@ def _evaluate(own: EvaluateFlags) -> int:
     dataset = (
         settings.dataset if not own.ood else updated(settings.dataset, {"ood": list(own.ood)}, "dataset")
     )
-    ensemble, data = run.read_ensemble(folder), dataset.load()
+    ensemble, data = run.read_ensemble(folder, own.network), dataset.load()
     run.check_same_data(data, stored["record"], folder)
     if own.limit is not None:
         data = fewer(data, own.limit, settings.dataset.data_seed)
@@ -176,12 +191,14 @@ class PredictFlags:
     Args:
         folder: of the run.
         input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         out: a .csv or .json file to write; printed as CSV if not given.
         batch: samples that run at once.
     """
 
     folder: Positional[str]
     input: Positional[str]
+    network: str | None = None
     out: str | None = None
     batch: int = 256
 
@@ -194,7 +211,7 @@ def predict(args: Sequence[str]) -> int:
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
     record = run.read_settings(Path(own.folder))["record"]
-    ensemble = run.read_ensemble(Path(own.folder))
+    ensemble = run.read_ensemble(Path(own.folder), own.network)
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
@@ -310,10 +327,12 @@ class ShowFlags:
 
     Args:
         folder: of the run.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         tensors: list what became of every tensor of the network.
     """
 
     folder: Positional[str]
+    network: str | None = None
     tensors: bool = False
 
 
@@ -323,7 +342,7 @@ def show(args: Sequence[str]) -> int:
     folder = Path(own.folder)
     stored = run.read_settings(folder)
     settings = run.settings_of(stored)
-    ensemble = run.read_ensemble(folder)
+    ensemble = run.read_ensemble(folder, own.network)
     coverage = ensemble.coverage
     print(f"method    {settings.method} {_differences(settings.options)}")
     print(

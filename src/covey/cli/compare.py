@@ -15,7 +15,7 @@ from typing import Any, Literal
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli import results as stored
-from covey.cli.commands import flag_value
+from covey.cli.commands import check_typed, flag_value
 from covey.cli.flags import UsageError, parse
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import CoveyError, OptionError
@@ -113,6 +113,8 @@ def compare(args: Sequence[str]) -> int:
     own = given.pop("own")
     base = replace(start, **given)
     planned = planned_runs(base, own)
+    for one in planned:
+        check_typed(one.settings, args)
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
     command = f"covey compare {shlex.join(args)}"
@@ -147,7 +149,7 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         start = base.options if name == base.method else kind()
         settings = _apply(replace(base, method=name, options=start), given, OWN_FIRST)
         settings = _apply(settings, varied, OWN_LAST)
-        settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
+        settings = replace(settings, recipe=replace(settings.recipe, seed=seed)).complete()
         words = [spec.replace(":", " ").replace(",", " ")]
         file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
         label = " ".join([*words, *(f"{k}={v}" for k, v in varied.items() if k not in REPEATS)])
@@ -256,7 +258,8 @@ def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
 
     data = one.settings.dataset.load()
     inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
-    return flatness(run.read_ensemble(one.folder).member(0), inputs, labels)
+    code = one.settings.network.network if one.settings.network.code else None
+    return flatness(run.read_ensemble(one.folder, code).member(0), inputs, labels)
 
 
 def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:

@@ -17,6 +17,7 @@ from covey.data.container import Data, Normalisation, Split, Task
 from covey.data.known import data_folder, read_known
 from covey.data.raw import Raw, check_file, check_targets, hold_out
 from covey.data.splits import digest, stratified
+from covey.data.tokens import fit_text
 from covey.errors import DataError
 
 _TEXT = {".txt", ".text", ".md", ""}
@@ -40,6 +41,8 @@ def load(
     download: bool = True,
     ignore: tuple[str, ...] = (),
     skip_bad: bool = False,
+    text: str | None = None,
+    tokenizer: str | None = None,
 ) -> Data:
     """Load a data set.
 
@@ -56,7 +59,7 @@ def load(
         test: share that is held back for the test, where the source has no test part. 0.2 if not given; 0.05
             for text.
         image_size: image folders: side, (H, W) or (C, H, W) that all images are brought to.
-        length: text: bytes in a window.
+        length: text: bytes in a window, or most tokens of a sample.
         split: UCI sets: number of the standard split.
         held_out: classes, by number or name, that are taken away and become the out-of-distribution set
             "held-out".
@@ -64,6 +67,10 @@ def load(
         download: whether files of known sets that are not there may be downloaded.
         ignore: tables: columns to leave out.
         skip_bad: image folders: go on without images that cannot be read, and note which.
+        text: tables: the column of texts to classify, which is then the only input; may be left out if there is no
+            other column. Needs a tokenizer.
+        tokenizer: what cuts those texts into at most `length` tokens: a folder of Hugging Face's, or a name whose files
+            are in the hub's cache.
     """
     name, folder = str(source), data_folder(root)
     ask = Asked(
@@ -77,6 +84,8 @@ def load(
         download=download,
         ignore=ignore,
         skip_bad=skip_bad,
+        text=text,
+        tokenizer=tokenizer,
     )
     raw = check_targets(_read(name, folder, ask), name)
     strange: dict[str, Tensor] = {}
@@ -86,7 +95,10 @@ def load(
     parts = {part: raw.parts[origin].take(numbers) for part, (origin, numbers) in rows.items()}
     columns: list[dict[str, Any]] = []
     if raw.frame is not None:  # the inputs of a table are row numbers so far
-        columns = fit_columns(raw.frame, parts["train"].inputs.numpy())
+        if tokenizer is None:
+            columns = fit_columns(raw.frame, parts["train"].inputs.numpy())
+        else:
+            columns = [fit_text(raw.frame.iloc[:, 0], tokenizer, length)]
         whole = encode(raw.frame, columns, name)
         parts = {part: Split(whole[s.inputs], s.targets) for part, s in parts.items()}
         strange = {other: whole[numbers] for other, numbers in strange.items()}
@@ -128,9 +140,19 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
     """Choose the reader."""
     path = Path(name).expanduser()
     own = name not in KNOWN and path.exists()
-    if ask.ignore and not (own and path.suffix in table.SUFFIXES):
+    is_table = own and path.suffix in table.SUFFIXES
+    if ask.ignore and not is_table:
         raise DataError(
             f"{name}: ignore names columns of a table of your own, and this is none; leave it out"
+        )
+    if (ask.text is not None or ask.tokenizer is not None) and not is_table:
+        raise DataError(
+            f"{name}: text and tokenizer are for texts in a table of your own, and this is none; leave them out"
+        )
+    if ask.text is not None and ask.tokenizer is None:
+        raise DataError(
+            f"{name}: texts need a tokenizer that cuts them into tokens: give a network of Hugging Face "
+            "(--network hf:NAME) or --tokenizer"
         )
     if not own:
         return read_known(name, folder, ask)
@@ -138,7 +160,8 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
         return pictures.read_folder(path, ask.image_size, skip_bad=ask.skip_bad)
     check_file(path, "a folder of images, a table, arrays or a text")
     if path.suffix in table.SUFFIXES:
-        return table.read_table(path, ask.target, ask.task, ask.ignore)
+        raw = table.read_table(path, ask.target, ask.task, ask.ignore)
+        return raw if ask.tokenizer is None else table.texts_of(raw, ask.text, str(path))
     if path.suffix == ".npz":
         return arrays.read_arrays(path, ask.task)
     if path.suffix in _TEXT or ask.task == "language":
