@@ -25,6 +25,7 @@ def ten_lines() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow  # it builds a wheel and installs torch
 @pytest.mark.timeout(600)
 def test_a_bare_install_runs_the_ten_lines(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]

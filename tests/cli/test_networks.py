@@ -183,6 +183,9 @@ def test_a_recipe_does_not_run_code(run, file):
     code, _, err = run("compare", "--recipe", "r.toml", *QUICK)
     assert code == 2
     assert "only run if you name it" in err
+    code, _, err = run("reproduce", "r.toml")
+    assert code == 2
+    assert "only run if you name it" in err
     code, _, err = run("train", "--recipe", "r.toml", "--network", "nets.py:make", *QUICK)
     assert code == 0, err
 

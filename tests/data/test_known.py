@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from covey.data import KNOWN, load
+from covey.data import KNOWN, bundled, load
 from covey.errors import DataError
 
 ROOT = os.environ.get("COVEY_DATA")
@@ -290,6 +290,26 @@ def test_bundled_sets(name, rows, shape, outputs):
     axes = (0, 2, 3) if len(shape) == 3 else 0
     torch.testing.assert_close(prepared.mean(axes), torch.zeros_like(prepared.mean(axes)), atol=1e-5, rtol=0)
     torch.testing.assert_close(prepared.std(axes), torch.ones_like(prepared.mean(axes)), atol=5e-3, rtol=0)
+
+
+def test_the_bundled_part_of_fashion_mnist():
+    data = load("fashion-mnist-small", validation=0.0, ood=("digits",), download=False)
+    assert (len(data.train), len(data.test)) == (3000, 2000)
+    # the first labels, and how often each class occurs, as the publisher's files have them
+    assert data.train.targets[:10].tolist() == [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
+    assert data.test.targets[:10].tolist() == [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]
+    assert torch.bincount(data.test.targets).tolist() == [200, 203, 214, 190, 219, 195, 197, 200, 194, 188]
+    assert data.ood["digits"].shape == (1797, 1, 28, 28)
+    assert (Path(bundled.FASHION_FOLDER) / "LICENSE.txt").read_text().count("MIT License") == 1
+
+
+@real("FashionMNIST/raw")
+def test_the_bundled_part_is_the_whole_sets_beginning():
+    small, whole = (
+        load(name, ROOT, validation=0.0, download=False) for name in ("fashion-mnist-small", "fashion-mnist")
+    )
+    assert torch.equal(small.train.inputs, whole.train.inputs[:3000])
+    assert torch.equal(small.test.targets, whole.test.targets[:2000])
 
 
 def test_every_known_set_says_where_its_files_are():

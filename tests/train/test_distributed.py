@@ -57,6 +57,7 @@ def second_of(first):
     raise AssertionError(first.stderr.read())
 
 
+@pytest.mark.slow  # processes are killed, and the others must notice
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not CHILDREN.exists(), reason="looks for processes in /proc")
 def test_when_one_process_is_killed_the_other_says_so_and_ends_and_the_run_can_go_on(tmp_path):

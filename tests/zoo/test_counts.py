@@ -81,6 +81,14 @@ def test_mnist_convnet_is_lenet():
     assert count(network.parameters()) == 61_706 + 452
 
 
+def test_a_convnet_of_twice_the_width():
+    wide = build("convnet", classes=10, channels=1, image_size=28, width=2)
+    convolutions = (25 + 1) * 12 + (25 * 12 + 1) * 32
+    linear = (25 * 32 + 1) * 240 + (240 + 1) * 168 + (168 + 1) * 10
+    norms = 2 * (12 + 32 + 240 + 168)
+    assert count(wide.parameters()) == convolutions + linear + norms
+
+
 def test_mlp_closed_form():
     network = build("mlp", classes=2, features=13, hidden=(200,))
     assert count(network.parameters()) == 14 * 200 + 201 * 2

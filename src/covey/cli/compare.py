@@ -43,6 +43,10 @@ class CompareFlags:
             samples of a classification.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
         collapsed: score every way of averaging members' weights into one network too, where members are kept.
+        search: before the comparison, try so many settings of each method, the baseline too, and keep those that do
+            best on validation data; 0 for none. The first is what is given, the others are drawn from the first seed.
+        space: what to search: name=low..high, drawn evenly on a logarithmic scale, or name=value,value; by default
+            the learning rate from a tenth to ten times the given one.
         results: a .json file for settings, versions, wall time and raw scores of all runs; results.json in the folder
             if not given.
     """
@@ -59,6 +63,8 @@ class CompareFlags:
     flatness: int = 0
     corruptions: int = 0
     collapsed: bool = False
+    search: int = 0
+    space: tuple[str, ...] = ()
     results: str | None = None
 
 
@@ -70,7 +76,10 @@ REPEATS = ("split", "data_seed")  # settings that make another run of the same t
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of many: its name in the report, its settings, its folder, which repetition it is, what is scored."""
+    """One run of many: its name in the report, its settings, its folder, which repetition it is, what is scored.
+
+    `fixed` are the settings that the user gave for this method alone; a `trial` belongs to --search.
+    """
 
     label: str
     settings: Settings
@@ -78,6 +87,8 @@ class PlannedRun:
     repeat: int
     corruptions: int = 0
     collapsed: bool = False
+    fixed: frozenset[str] = frozenset()
+    trial: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,15 @@ def compare(args: Sequence[str]) -> int:
         check_typed(one.settings, args)
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
+    if own.search:
+        # it builds on this file, and is needed only here
+        from covey.cli.search import searched
+
+        way = way_of_running(jobs=own.jobs, ray=own.ray)
+        with locked(Path(own.folder), what="comparison"):
+            planned = searched(planned, Path(own.folder), count=own.search, space=own.space, way=way)
+    elif own.space:
+        raise UsageError("--space says what --search draws from; give --search how many settings to try.")
     command = f"covey compare {shlex.join(args)}"
     keep = Results(own.results or f"{own.folder}/results.json", "compare", {}, command, planned)
     return execute(
@@ -147,8 +167,8 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         kind = registry.lookup(name)
         given = parse_options(registry.split_options(text))
         start = base.options if name == base.method else kind()
-        settings = _apply(replace(base, method=name, options=start), given, OWN_FIRST)
-        settings = _apply(settings, varied, OWN_LAST)
+        settings = apply_settings(replace(base, method=name, options=start), given, OWN_FIRST)
+        settings = apply_settings(settings, varied, OWN_LAST)
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed)).complete()
         words = [spec.replace(":", " ").replace(",", " ")]
         file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
@@ -156,7 +176,8 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         repeat = labels[label] if any(name in REPEATS for name in varied) else seed
         labels[label] += 1
         place = Path(own.folder) / f"{file}-{seed}"
-        planned.append(PlannedRun(label, settings, place, repeat, own.corruptions, own.collapsed))
+        fixed = frozenset((*given, *varied))
+        planned.append(PlannedRun(label, settings, place, repeat, own.corruptions, own.collapsed, fixed))
     names = [str(one.folder) for one in planned]
     if len(set(names)) < len(names):
         raise UsageError("two of the runs are the same: a method, a setting or a seed stands there twice.")
@@ -174,12 +195,7 @@ def execute(
     results: Results | None = None,
 ) -> int:
     """Do all runs, those that are done already excepted, and write results and the report. 1 if a run failed."""
-    ways: dict[str, Callable[[Iterable[PlannedRun]], Iterator[tuple[PlannedRun, str | None]]]] = {
-        "ray": _on_ray,
-        "jobs": lambda t: _in_processes(t, jobs),
-        "alone": _one_by_one,
-    }
-    way = ways["ray" if ray else "jobs" if jobs > 1 else "alone"]
+    way = way_of_running(jobs=jobs, ray=ray)
     with locked(folder, what="comparison"):
         failed = _do_all(way, planned, results)
         finished = [one for one in planned if one not in failed]
@@ -187,6 +203,17 @@ def execute(
             place = folder if len(_by_data(finished)) == 1 else folder / _file_name(data)
             print(f"report: {report(runs, place, baseline, flatness)}")
     return 1 if failed else 0
+
+
+def way_of_running(
+    *, jobs: int, ray: bool
+) -> Callable[[Iterable[PlannedRun]], Iterator[tuple[PlannedRun, str | None]]]:
+    """What does runs and tells how each went: one after another, in processes, or on Ray."""
+    if ray:
+        return _on_ray
+    if jobs > 1:
+        return lambda planned: _in_processes(planned, jobs)
+    return _one_by_one
 
 
 def _by_data(planned: Iterable[PlannedRun]) -> dict[str, list[PlannedRun]]:
@@ -217,8 +244,14 @@ def _do_all(
 
 def do_run(one: PlannedRun) -> str | None:
     """One run in whatever process; returns what went wrong, or None. A run that is done is not done again."""
+    from covey.cli.search import is_tried, try_out
+
     try:
         with locked(one.folder):
+            if one.trial:
+                if not is_tried(one):
+                    try_out(one)
+                return None
             if _is_done(one):
                 return None
             history, data = run.train(one.settings, one.folder, resume=True)
@@ -311,7 +344,7 @@ def _variations(given: Sequence[str]) -> list[dict[str, Any]]:
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
 
-def _apply(settings: Settings, given: Mapping[str, Any], order: Sequence[str]) -> Settings:
+def apply_settings(settings: Settings, given: Mapping[str, Any], order: Sequence[str]) -> Settings:
     """Settings with some values changed, each in the first part that has it; options_NAME is the method's for sure."""
     for name, value in given.items():
         own = name.removeprefix("options_")

@@ -23,9 +23,9 @@ Wide ResNets of any depth D = 6 n + 4 and width K are there too: wrn-D-K. Other 
   timm:NAME             a network of the package timm, such as timm:resnet18; --network-option pretrained=true takes its
                         weights from the hub's cache
   hf:FOLDER_OR_NAME     a text or image classifier of transformers, from a local folder or the hub's cache
-  FILE.py:FUNCTION      a function, or a class, of your own that returns a torch.nn.Module. Naming it runs the file. It
-                        is called with those of these keywords that it takes: outputs (or classes, num_classes), shape, and
-                        channels (or in_chans, in_channels) and image_size of images, or features (or in_features).
+  FILE.py:FUNCTION      a function, or a class, of your own that returns a torch.nn.Module. Naming it runs the file.
+                        It is called with those of these keywords that it takes: outputs (or classes, num_classes),
+                        shape, features (or in_features), and for images channels (or in_chans) and image_size.
 
 `covey networks NAME` builds one and says how large it is; with --shape and --outputs, for data of your own."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey.data import layouts
-from covey.data.bundled import read_bundled_table, read_digits
+from covey.data.bundled import read_bundled_table, read_digits, read_fashion
 from covey.data.container import Task
 from covey.data.download import Remote
 from covey.data.raw import Raw
@@ -224,6 +224,10 @@ def _text(description: str, path: str, remote: Remote) -> Source:
 KNOWN: dict[str, Source] = {
     "digits": Source(
         "1,797 digits, 8 x 8 grey (scikit-learn's, no download)", lambda root, ask: read_digits()
+    ),
+    "fashion-mnist-small": Source(
+        "the first 3,000 + 2,000 images of Fashion-MNIST, 28 x 28 grey (comes with covey, no download)",
+        lambda root, ask: read_fashion(ask.parts, classes=FASHION),
     ),
     "breast-cancer": Source(
         "569 rows, 30 columns, 2 classes (scikit-learn's, no download)",

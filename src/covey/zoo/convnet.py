@@ -19,15 +19,17 @@ class ConvNet(nn.Module):
         classes: outputs.
         channels: of the images.
         image_size: height and width of the images, at least 4.
+        width: multiplies the channels and units of every layer but the head's.
 
     Takes (B, channels, image_size, image_size), returns (B, C). 62,458 parameters for CIFAR-10.
     """
 
-    def __init__(self, *, classes: int, channels: int, image_size: int) -> None:
+    def __init__(self, *, classes: int, channels: int, image_size: int, width: int = 1) -> None:
         super().__init__()
         layers: dict[str, nn.Module] = {}
+        width = whole("width", width)
         inputs, size = whole("channels", channels), whole("image_size", image_size, at_least=4)
-        for i, (outputs, full_size) in enumerate(((6, 32), (16, 14)), 1):
+        for i, (outputs, full_size) in enumerate(((6 * width, 32), (16 * width, 14)), 1):
             padding = 2 if size < full_size else 0
             layers |= {
                 f"conv{i}": nn.Conv2d(inputs, outputs, 5, padding=padding),
@@ -38,14 +40,14 @@ class ConvNet(nn.Module):
             inputs, size = outputs, (size - 4 + 2 * padding) // 2
         self.features = named(**layers)
         self.body = named(
-            linear1=nn.Linear(inputs * size * size, 120),
+            linear1=nn.Linear(inputs * size * size, 120 * width),
             relu1=nn.ReLU(),
-            norm1=nn.BatchNorm1d(120),
-            linear2=nn.Linear(120, 84),
+            norm1=nn.BatchNorm1d(120 * width),
+            linear2=nn.Linear(120 * width, 84 * width),
             relu2=nn.ReLU(),
-            norm2=nn.BatchNorm1d(84),
+            norm2=nn.BatchNorm1d(84 * width),
         )
-        self.head = nn.Linear(84, whole("classes", classes))
+        self.head = nn.Linear(84 * width, whole("classes", classes))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, C) for images (B, channels, image_size, image_size)."""
