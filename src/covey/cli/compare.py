@@ -201,7 +201,7 @@ def execute(
         finished = [one for one in planned if one not in failed]
         for data, runs in _by_data(finished).items():
             place = folder if len(_by_data(finished)) == 1 else folder / _file_name(data)
-            print(f"report: {report(runs, place, baseline, flatness)}")
+            _tell(runs, place, baseline, flatness)
     return 1 if failed else 0
 
 
@@ -272,9 +272,10 @@ def _is_done(one: PlannedRun) -> bool:
     return replace(found, machine=one.settings.machine) == one.settings
 
 
-def report(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int = 0) -> Path:
-    """One page about all runs."""
+def _tell(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int) -> None:
+    """Print the main scores of all runs, write one page about them, and say where it is."""
     from covey.report import write
+    from covey.report.brief import brief
 
     runs = [run.result(one.folder, one.label, one.repeat) for one in planned]
     if flatness:
@@ -282,7 +283,8 @@ def report(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, fl
             replace(each, landscape={"flatness": _flatness(one, flatness)})
             for each, one in zip(runs, planned, strict=True)
         ]
-    return write(runs, folder, baseline=baseline)
+    print(f"\n{brief(runs, baseline=baseline)}\n")
+    print(f"report: {write(runs, folder, baseline=baseline)}")
 
 
 def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
