@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from tyro.conf import Positional
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
-from covey.cli.settings import Dataset, Settings, updated
+from covey.cli.settings import TABLE, TRANSFORMER, Dataset, Settings, is_table, updated
 from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
@@ -58,7 +59,7 @@ def train(args: Sequence[str]) -> int:
     scale = flag_value(rest, "--scale") or "full"
     if scale not in ("full", "small"):
         raise UsageError(f"--scale is full or small; got {scale!r}.")
-    start = recipes.read(file).at(scale) if file else Settings()
+    start = recipes.read(file).at(scale) if file else usual_settings(rest)
     if name is None and not file:
         if any(word in ("-h", "--help") for word in rest):
             print(train_help())
@@ -79,15 +80,30 @@ def train(args: Sequence[str]) -> int:
         print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
               f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
         if own.evaluate and len(data.test):
-            print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
+            scores = run.score(folder, history.ensemble, data)
+            print("\n".join(["test scores:", run.headline(scores), *run.told(scores)]))
     return 0
+
+
+def usual_settings(args: Sequence[str]) -> Settings:
+    """The defaults for the data and the network that were typed: tables and transformers are not trained as images are."""
+    network = flag_value(args, "--network") or ""
+    if network.startswith("hf:"):
+        return Settings(recipe=TRANSFORMER)
+    if is_table(flag_value(args, "--data") or ""):
+        return Settings(recipe=TABLE)
+    return Settings()
 
 
 def check_typed(settings: Settings, args: Sequence[str]) -> None:
     """Refuse to run a Python file that was not named on the command line, but in a recipe or in a stored run."""
+    typed = set()
+    for word in args:
+        for piece in (word, *re.split("[=,+]", word)):  # --network=..., single:network=..., a.py:f+b.py:g
+            if from_file.is_code(piece) and ":" in piece:
+                typed.add(from_file.absolute(piece))
     for name in settings.network.code:
-        file = from_file.path_of(name).name
-        if not any(file in word for word in args):
+        if from_file.absolute(name) not in typed:
             raise UsageError(
                 f"the network is made by {name}. That is code, and only run if you name it: --network {name}"
             )
@@ -172,7 +188,7 @@ def _evaluate(own: EvaluateFlags) -> int:
     if own.limit is not None:
         data = fewer(data, own.limit, settings.dataset.data_seed)
     scores = run.score(folder, ensemble, data, corruptions=own.corruptions)
-    told = [run.headline(scores), *(f"  note: {note}" for note in scores.notes)]
+    told = [run.headline(scores), *run.told(scores)]
     if own.report:
         from covey.report import write
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli import results as stored
-from covey.cli.commands import check_typed, flag_value
+from covey.cli.commands import check_typed, flag_value, usual_settings
 from covey.cli.flags import UsageError, parse
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import CoveyError, OptionError
@@ -115,7 +115,7 @@ def compare(args: Sequence[str]) -> int:
     """Train several methods and seeds and write one report: covey compare --methods A B --seeds 0 1 2"""
     file = flag_value(args, "--recipe")
     scale = flag_value(args, "--scale") or "full"
-    own, start = CompareFlags(), Settings()
+    own, start = CompareFlags(), usual_settings(args)
     if file:
         own, start = from_recipe(recipes.read(file), scale)
     parts = {"own": own, "recipe": start.recipe, "network": start.network, "dataset": start.dataset}

@@ -246,6 +246,11 @@ def headline(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
+def told(evaluation: Evaluation) -> list[str]:
+    """The notes of an evaluation, in lines."""
+    return [f"  note: {note}" for note in evaluation.notes]
+
+
 def usual_folder(settings: Settings) -> Path:
     """Where a run goes if nobody says: runs/method-network-data-seed."""
     network = re.sub(r"[^\w.+-]+", "-", Path(settings.network.network or "network").name)

@@ -30,6 +30,13 @@ from covey.zoo import from_file, names
 
 SINGLE = "single"
 BYTES = 256  # classes of a text
+_COLUMNS = ("breast-cancer", "iris", "wine", "diabetes")  # known tables, besides UCI's
+
+TABLE = Recipe(epochs=60, batch=32, optimizer="adamw", lr=3e-3, decay=1e-4)
+"""How tables are trained if nothing else is said: as the scikit-learn estimators do."""
+
+TRANSFORMER = Recipe(epochs=5, batch=32, optimizer="adamw", lr=1e-4, decay=0.01, clip=1.0)
+"""How a network of Hugging Face is trained if nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +291,11 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
             raise OptionError(f"an option is written name=value; got {text!r}.")
         found[key.strip().replace("-", "_")] = registry.read_value(value)
     return found
+
+
+def is_table(source: str) -> bool:
+    """Whether data are a table: a known one, or a file of the user's."""
+    return Path(source).suffix in TABLES or source in _COLUMNS or source.startswith("uci/")
 
 
 def _usual(record: Mapping[str, Any]) -> str:
