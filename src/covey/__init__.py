@@ -20,11 +20,13 @@ from covey.version import __version__
 
 if TYPE_CHECKING:
     from covey import data as data
+    from covey import deploy as deploy
     from covey import parts as parts
     from covey import report as report
     from covey import scores as scores
     from covey import sklearn as sklearn
     from covey import zoo as zoo
+    from covey.deploy import Selection, Soup, fuse, select_members, soup
     from covey.methods import (
         MIMO,
         BatchEnsemble,
@@ -81,12 +83,14 @@ __all__ = [
     "Regression",
     "Replicate",
     "Schedule",
+    "Selection",
     "ShapeShifter",
     "Share",
     "SharedLowRank",
     "Single",
     "Slimmable",
     "Snapshot",
+    "Soup",
     "SuperWeights",
     "TabM",
     "Training",
@@ -98,22 +102,26 @@ __all__ = [
     "dry_run",
     "evaluate",
     "fit",
+    "fuse",
     "gather",
     "late",
     "load",
     "loss",
     "register",
     "save",
+    "select_members",
+    "soup",
 ]
 
 # Imported when first asked for, so that `import covey` costs little more than `import torch`.
-_PACKAGES = ("data", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
+_PACKAGES = ("data", "deploy", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
 _HOMES = {
     "covey.methods": (
         "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",
         "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
         "SuperWeights", "TabM",
     ),
+    "covey.deploy": ("Selection", "Soup", "fuse", "select_members", "soup"),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
     "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),

@@ -31,6 +31,11 @@ EXTRA_OF: dict[str, str] = {
     "timm": "timm",
     "transformers": "hf",
     "huggingface_hub": "hf",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
 }
 """For each package that may be missing, by the name it is imported under, an extra that brings it."""
 

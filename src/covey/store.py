@@ -7,6 +7,9 @@ whole, and one that ends leaves the new one.
 Loading decides nothing: config.json holds the method's layout, and the ensemble is built from it without memory (on the
 meta device) before the stored tensors are put in.
 
+Where the network that an ensemble was made from is kept elsewhere, `save(..., base=network)` leaves out the tensors
+that both have in common and stores their checksum.
+
 Loading is reading from a stranger: config.json is compared with a schema, then the tensor file's header with what
 config.json says of it, then the ensemble without memory with that header. Only then is memory asked for.
 """
@@ -23,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from covey import bases, registry, tensor_files
 from covey import calibration as calibrations
 from covey import layout as layouts
-from covey import registry, tensor_files
 from covey.calibration import Temperature, from_dict
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, CoveyError, StoreError
@@ -101,6 +104,7 @@ _SPECS = {
     FORMAT: Record(
         {**_COMMON, "layout": layouts.SPEC},
         optional={
+            "base": bases.SPEC,
             "frozen": Many(Word()),
             "tensors": _LISTING,
             "measured": Record(optional={"train": _SIZES, "eval": _SIZES}),
@@ -112,18 +116,24 @@ _SPECS = {
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".ckpt")
 
 
-def save(ensemble: Ensemble, folder: str | Path) -> None:
+def save(ensemble: Ensemble, folder: str | Path, *, base: nn.Module | None = None) -> None:
     """Write an ensemble to `folder`, atomically; what was there before stays whole until the new one is.
 
     Args:
         ensemble: what to write. Its method must be registered, so that it can be loaded again.
         folder: is made if it is not there.
+        base: the network that it was made from, if that is kept elsewhere: only what the ensemble adds is written,
+            with the checksum of the tensors that both have in common, and `load` must be given that network.
     """
     folder = Path(folder)
     config = _config(ensemble)
+    tensors = ensemble.state_dict()
+    if base is not None:
+        config["base"] = bases.described(tensors, base)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in config["base"]["tensors"]}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path = write_tensors(folder, "tensors", ensemble.state_dict())
+        path = write_tensors(folder, "tensors", tensors)
         config |= {"file": path.name, "sha256": digest(path)}
         write_text(folder / CONFIG, json.dumps(config, indent=1) + "\n")
         for old in folder.glob("tensors-*.safetensors"):
@@ -140,8 +150,8 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
 
     Args:
         folder: what `save` wrote.
-        network: the architecture (its weights do not matter), or a list of them where members differ;
-            not needed for networks of `covey.zoo`.
+        network: the architecture, or a list of them where members differ; not needed for networks of `covey.zoo`.
+            Its weights matter only where the ensemble was saved without them (`save(..., base=network)`).
     """
     folder = Path(folder)
     config = _read_config(folder)
@@ -154,16 +164,26 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
             _check_architecture(net, body["tensors"], folder)
         with _Bounded(20_000 + 1_000 * len(header.tensors)):
             ensemble = _built(config, networks, header)
-    _check_fits(ensemble, header, path)
+    taken = _from_base(config, network, folder)
+    _check_fits(ensemble, {**header.tensors, **tensor_files.listing(taken)}, path)
     with _explained(folder / CONFIG):
         _check_members(ensemble)
     _, tensors = read_tensors(path)
-    ensemble.load_state_dict(tensors, assign=True)
+    ensemble.load_state_dict({**tensors, **taken}, assign=True)
     frozen = config.get("frozen")  # the first format did not say
     if frozen is not None:
         for name, parameter in ensemble.named_parameters():
             parameter.requires_grad_(name not in frozen)
     return ensemble.train(config["training"])
+
+
+def _from_base(config: Mapping[str, Any], network: Any, folder: Path) -> dict[str, Tensor]:
+    """The tensors that were left out because the base network has them."""
+    if "base" not in config:
+        return {}
+    if isinstance(network, list | tuple):
+        (network,) = network if len(network) == 1 else (None,)
+    return bases.borrowed(config["base"], network, folder)
 
 
 def _built(config: Mapping[str, Any], networks: list[nn.Module], header: Header) -> Ensemble:
@@ -294,6 +314,8 @@ def _check_header(path: Path, header: Header, config: Mapping[str, Any]) -> None
     listed = config.get("tensors")  # the first format did not say
     if listed is None:
         return
+    elsewhere = config.get("base", {"tensors": {}})["tensors"]
+    listed = {name: entry for name, entry in listed.items() if name not in elsewhere}
     for name in [*listed, *header.tensors]:
         if listed.get(name) != header.tensors.get(name):
             raise StoreError(
@@ -354,11 +376,11 @@ def _check_architecture(network: nn.Module, stored: dict[str, Any], folder: Path
             )
 
 
-def _check_fits(ensemble: Ensemble, header: Header, path: Path) -> None:
+def _check_fits(ensemble: Ensemble, found: Mapping[str, list], path: Path) -> None:
     """Refuse tensors that are not those of the ensemble, before memory is asked for."""
     expected = tensor_files.listing(ensemble.state_dict())
-    for name in [*expected, *header.tensors]:
-        ours, theirs = _described(expected.get(name)), _described(header.tensors.get(name))
+    for name in [*expected, *found]:
+        ours, theirs = _described(expected.get(name)), _described(found.get(name))
         if ours != theirs:
             raise StoreError(f"{path} does not fit: {name!r} should be {ours} and is {theirs}.")
 

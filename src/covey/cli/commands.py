@@ -86,7 +86,7 @@ def train(args: Sequence[str]) -> int:
 
 
 def usual_settings(args: Sequence[str]) -> Settings:
-    """The defaults for the data and the network that were typed: tables and transformers are not trained as images are."""
+    """The defaults for what was typed: tables and transformers are not trained as images are."""
     network = flag_value(args, "--network") or ""
     if network.startswith("hf:"):
         return Settings(recipe=TRANSFORMER)

@@ -42,6 +42,8 @@ class BatchEnsemble(Method):
         where: which layers get rank-one weights and biases of their own.
         norms: whether members have norms of their own ("member") or share their scales and shifts ("shared").
         lr: factor of the learning rate of r and s (0.5 on CIFAR, 0.25 on ImageNet in the papers).
+        base: factor of the learning rate of what members share; 0 freezes it, so that only factors, biases and norms
+            train.
         gamma: factor of the shared weights' gradient; 1/M if None.
     """
 
@@ -52,6 +54,7 @@ class BatchEnsemble(Method):
     where: Where = "all"
     norms: Literal["member", "shared"] = "member"
     lr: float = 0.5
+    base: float = 1.0
     gamma: float | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +64,7 @@ class BatchEnsemble(Method):
         check_between("positive", self.positive, 0, 1)
         check_least("spread", self.spread, 0)
         check_least("noise", self.noise, 0)
+        check_least("base", self.base, 0)
 
     def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """Rank-one factors for every matrix; biases, and norms if asked, replicated; the rest shared."""
@@ -98,10 +102,10 @@ class BatchEnsemble(Method):
         vectors = body.values(layout.tensors["replicated"])
         gamma = 1 / self.members if self.gamma is None else self.gamma
         parts = {
-            "rank_one": RankOne(weights, how, r, s, gamma=gamma, lr=self.lr),
+            "rank_one": RankOne(weights, how, r, s, gamma=gamma, lr=self.lr, base=self.base),
             "replicated": Replicated({name: stack(tensor, self.members) for name, tensor in vectors.items()}),
         }
-        return assemble(self, bodies, layout, parts, gamma=gamma)
+        return assemble(self, bodies, layout, parts, gamma=gamma, lr=self.base)
 
     def count(self, bodies: Sequence[Anatomy], layout: Layout) -> int:
         """P, M (in + out) for each matrix, and M - 1 further copies of each vector."""

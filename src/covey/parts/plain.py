@@ -116,7 +116,8 @@ class RankOne(Parameterization):
     """w_k = W * (s_k r_k^T): a shared weight times an outer product of the member's own.
 
     theta: W by name. phi: r (M, inputs) and s (M, outputs) by name, parameters or, as masks, buffers; where
-    one is missing it counts as ones. For a grouped convolution r has all input channels.
+    one is missing it counts as ones. For a grouped convolution r has all input channels. `lr` and `base` are factors of
+    the learning rates of phi and of theta; a base of 0 freezes theta.
     """
 
     acts = True
@@ -131,6 +132,7 @@ class RankOne(Parameterization):
         role: str = "rank-one",
         gamma: float = 1.0,
         lr: float = 1.0,
+        base: float = 1.0,
     ) -> None:
         super().__init__()
         self.names = tuple(weights)
@@ -138,7 +140,9 @@ class RankOne(Parameterization):
         self.axes = dict(axes)
         self.theta = Tensors({name: _parameter(tensor) for name, tensor in weights.items()})
         self.r, self.s = Tensors(r), Tensors(s)
-        self.gamma, self.lr = gamma, lr
+        self.gamma, self.lr, self.base = gamma, lr, base
+        if base == 0:
+            self.theta.requires_grad_(False)
 
     def member(self, k: int) -> dict[str, Tensor]:
         """Member k's weights."""
@@ -198,7 +202,7 @@ class RankOne(Parameterization):
         """The weights, and the vectors without decay."""
         vectors = [*self.r.parameters(), *self.s.parameters()]
         return [
-            Group(list(self.theta.parameters()), "shared"),
+            Group(list(self.theta.parameters()), "shared", self.base),
             Group(vectors, "member", self.lr, decay=0.0),
         ]
 

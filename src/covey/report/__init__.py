@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .results import Run
+from .selection import draw_selection
 
-__all__ = ["Run", "write"]
+__all__ = ["Run", "draw_selection", "write"]
 
 
 def write(

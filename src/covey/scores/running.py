@@ -140,7 +140,7 @@ def _worse_than_the_mean(rmse: float, targets: Tensor) -> list[str]:
     if len(targets) < 2 or rmse <= spread:
         return []
     return [
-        f"WORSE THAN THE MEAN: the RMSE is {rmse:.4g}, and answering with the mean of the targets every time would give "
+        f"WORSE THAN THE MEAN: the RMSE is {rmse:.4g}; answering with the mean of the targets every time would give "
         f"{spread:.4g}. Nothing was learned: train longer, lower the learning rate, use AdamW or clip the gradient."
     ]
 

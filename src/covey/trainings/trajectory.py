@@ -47,7 +47,7 @@ def gather(
     networks = list(networks)
     if not networks:
         raise OptionError("gather needs at least one network.")
-    _check_alike(networks)
+    check_alike(networks)
     first = copy.deepcopy(networks[0]).requires_grad_(True)
     method = method or DeepEnsemble(members=len(networks))
     ensemble = convert(first, method, output=output, task=task, class_dim=class_dim)
@@ -66,13 +66,14 @@ def gather(
     return ensemble
 
 
-def _check_alike(networks: Sequence[nn.Module]) -> None:
+def check_alike(networks: Sequence[nn.Module]) -> None:
+    """Refuse networks whose tensors differ in name or shape."""
     shapes = [{n: tuple(t.shape) for n, t in network.state_dict().items()} for network in networks]
     for k, shape in enumerate(shapes):
         if shape != shapes[0]:
             odd = next(n for n in [*shapes[0], *shape] if shapes[0].get(n) != shape.get(n))
             raise ConversionError(
-                f"gather takes networks of one architecture: {odd!r} is {shapes[0].get(odd, 'missing')} in the first "
+                f"networks of one architecture are wanted: {odd!r} is {shapes[0].get(odd, 'missing')} in the first "
                 f"and {shape.get(odd, 'missing')} in number {k}."
             )
 
