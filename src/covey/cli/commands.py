@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,9 @@ from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import TABLE, TRANSFORMER, Dataset, Settings, is_table, updated
 from covey.combine import Prediction
+from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
+from covey.data.labelled import read_labelled
 from covey.data.show import contact_sheet, list_known, summary
 from covey.data.splits import fewer
 from covey.errors import DataError, StoreError
@@ -147,15 +149,18 @@ class EvaluateFlags:
 
     Args:
         folder: of the run.
-        limit: use only so many samples of each set, drawn with the classes in proportion.
+        data: score on these data instead of the run's own: a folder of images in class folders, a table with the same
+            columns, or an .npz file. Scores go to evaluations/ in the run's folder.
+        limit: use only so many samples of each set, drawn with the classes in proportion. Scores go to evaluations/.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
-        ood: further known sets to test out-of-distribution detection on.
+        ood: further sets to test out-of-distribution detection on: known ones, or inputs of your own.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         json: print all scores as JSON.
         report: measure the cost too, and write report.html and its Markdown twin into the folder.
     """
 
     folder: Positional[str]
+    data: str | None = None
     limit: int | None = None
     corruptions: int = 0
     ood: tuple[str, ...] = ()
@@ -180,24 +185,45 @@ def _evaluate(own: EvaluateFlags) -> int:
     folder = Path(own.folder)
     stored = run.read_settings(folder)
     settings = run.settings_of(stored)
-    dataset = (
-        settings.dataset if not own.ood else updated(settings.dataset, {"ood": list(own.ood)}, "dataset")
-    )
-    ensemble, data = run.read_ensemble(folder, own.network), dataset.load()
-    run.check_same_data(data, stored["record"], folder)
+    ensemble = run.read_ensemble(folder, own.network)
+    data = _data_to_score(own, settings, stored["record"], folder)
     if own.limit is not None:
         data = fewer(data, own.limit, settings.dataset.data_seed)
-    scores = run.score(folder, ensemble, data, corruptions=own.corruptions)
+    place = _place(own, folder)
+    place.mkdir(parents=True, exist_ok=True)
+    scores = run.score(place, ensemble, data, corruptions=own.corruptions)
     told = [run.headline(scores), *run.told(scores)]
+    if place != folder:
+        told.append(f"written to {place}; the run's own scores stay as they are")
     if own.report:
         from covey.report import write
 
-        run.measure_cost(folder, ensemble, data)
-        title = f"{settings.method} on {settings.dataset.data}"
-        page = write([run.result(folder, settings.method, settings.recipe.seed)], folder, title=title)
+        run.measure_cost(folder, ensemble, data, place)
+        title = f"{settings.method} on {own.data or settings.dataset.data}"
+        page = write([run.result(folder, settings.method, settings.recipe.seed, place)], place, title=title)
         told.append(f"report: {page}")
     print(json.dumps(scores.scores, indent=1) if own.json else "\n".join(told))
     return 0
+
+
+def _data_to_score(own: EvaluateFlags, settings: Settings, record: dict[str, Any], folder: Path) -> Data:
+    """The run's own test data, or new ones in the same form."""
+    if own.data is None:
+        ood = {} if not own.ood else {"ood": list(own.ood)}
+        data = updated(settings.dataset, ood, "dataset").load()
+        run.check_same_data(data, record, folder)
+        return data
+    data = read_labelled(own.data, record, settings.dataset.target)
+    outside = {Path(name).name: read_inputs(name, record)[1] for name in own.ood}
+    return replace(data, ood=outside)
+
+
+def _place(own: EvaluateFlags, folder: Path) -> Path:
+    """Where scores go: those of other data, or of a part of the data, do not replace the run's own."""
+    parts = [] if own.data is None else [Path(own.data).stem]
+    if own.limit is not None:
+        parts.append(f"limit-{own.limit}")
+    return folder / "evaluations" / "-".join(parts) if parts else folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,21 +124,21 @@ def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
     write_text(folder / COLLAPSED, json.dumps(scores))
 
 
-def measure_cost(folder: Path, ensemble: Ensemble, data: Data) -> None:
-    """Measure what the ensemble costs here, and write it to the folder."""
+def measure_cost(folder: Path, ensemble: Ensemble, data: Data, place: Path | None = None) -> None:
+    """Measure what the ensemble of a run costs here, and write it to its folder, or to another place."""
     example = data.prepare(data.test.inputs[:32])
     seconds = read_settings(folder)["seconds"]
     cost = costs.measure_cost(ensemble, example, repeats=5, warmup=1, training_seconds=seconds)
-    write_text(folder / COST, json.dumps(cost.to_dict()))
+    write_text((place or folder) / COST, json.dumps(cost.to_dict()))
 
 
-def result(folder: Path, label: str, repeat: int) -> Run:
-    """A trained, scored and measured run as the report takes it."""
+def result(folder: Path, label: str, repeat: int, place: Path | None = None) -> Run:
+    """A trained, scored and measured run as the report takes it; scores and cost may lie in another place."""
     return Run(
         method=label,
         seed=repeat,
-        evaluation=Evaluation.load(folder),
-        cost=Cost.from_dict(read_json(folder / COST, stored.COST)),
+        evaluation=Evaluation.load(place or folder),
+        cost=Cost.from_dict(read_json((place or folder) / COST, stored.COST)),
         history=read_history(folder),
         settings=read_settings(folder),
     )

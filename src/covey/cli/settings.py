@@ -54,7 +54,8 @@ class Dataset:
         length: texts: bytes in a window, or most tokens of a sample.
         split: UCI sets: number of the standard split.
         held_out: classes that are taken away and become an out-of-distribution set.
-        ood: known sets to test out-of-distribution detection on.
+        ood: known sets to test out-of-distribution detection on, or inputs of your own: a folder of images, a table
+            with the same columns, an array file.
         ignore: tables: columns to leave out.
         text: tables: the column of texts to classify by a network of Hugging Face.
         tokenizer: what cuts those texts into tokens: a folder, or a name in the hub's cache; that of --network hf:NAME

@@ -14,6 +14,7 @@ from covey.data import arrays, pictures, table, text
 from covey.data.catalogue import KNOWN, Asked
 from covey.data.columns import column_notes, encode, fit_columns
 from covey.data.container import Data, Normalisation, Split, Task
+from covey.data.inputs import read_inputs
 from covey.data.known import data_folder, read_known
 from covey.data.raw import Raw, check_file, check_targets, hold_out
 from covey.data.splits import digest, stratified
@@ -63,7 +64,8 @@ def load(
         split: UCI sets: number of the standard split.
         held_out: classes, by number or name, that are taken away and become the out-of-distribution set
             "held-out".
-        ood: known sets whose test inputs become further out-of-distribution sets, brought to the same shape.
+        ood: known sets whose test inputs become further out-of-distribution sets, brought to the same shape; or
+            inputs of your own: a folder of images, a table with the same columns, an .npy or .npz array.
         download: whether files of known sets that are not there may be downloaded.
         ignore: tables: columns to leave out.
         skip_bad: image folders: go on without images that cannot be read, and note which.
@@ -105,9 +107,14 @@ def load(
     parts, target_normalisation = _standardised_targets(parts, raw.task)
     shape = tuple(parts["test"].inputs.shape[1:])
     normalisation = _normalisation(parts["train"] if len(parts["train"]) else parts["test"], shape)
+    about = {"shape": list(shape), "columns": columns}
     for other in ood:
-        found = read_known(other, folder, replace(ask, parts=("test",)))
-        strange[other] = like(_test_inputs(found, other), shape, other)
+        own = other not in KNOWN and Path(other).expanduser().exists()
+        if own:
+            strange[Path(other).name] = read_inputs(other, about)[1]
+        else:
+            found = read_known(other, folder, replace(ask, parts=("test",)))
+            strange[other] = like(_test_inputs(found, other), shape, other)
     record = {
         "source": name,
         "task": raw.task,
