@@ -129,7 +129,7 @@ def test_a_function_of_ones_own(run, file):
 
 
 def test_a_class_of_ones_own_in_a_comparison(run, file, monkeypatch):
-    monkeypatch.setattr("covey.cli.compare.report", lambda *_: "page")
+    monkeypatch.setattr("covey.report.write", lambda *_, **__: "page")
     words = (
         "compare",
         "--methods",
