@@ -146,10 +146,28 @@ def load(
 
 
 def _read(name: str, folder: Path, ask: Asked) -> Raw:
+    """Read the samples, and refuse what was asked for and does not apply to them."""
+    raw = _chosen(name, folder, ask)
+    if ask.task is not None and ask.task != raw.task:
+        raise DataError(
+            f"{name} is for {raw.task}, so it cannot be used for {ask.task}; leave the task out (--task)"
+        )
+    return raw
+
+
+def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
     """Choose the reader."""
     path = Path(name).expanduser()
     own = name not in KNOWN and path.exists()
     is_table = own and path.suffix in table.SUFFIXES
+    if ask.target is not None and not is_table:
+        raise DataError(
+            f"{name}: a target is a column of a table of your own, and this is none; leave it out (--target)"
+        )
+    if ask.image_size is not None and not (own and path.is_dir()):
+        raise DataError(f"{name}: an image size is for folders of images; leave it out (--image-size)")
+    if ask.split and not name.startswith("uci/"):
+        raise DataError(f"{name} has no standard splits, which UCI's sets have; leave split out (--split)")
     if ask.ignore and not is_table:
         raise DataError(
             f"{name}: ignore names columns of a table of your own, and this is none; leave it out"
