@@ -162,7 +162,7 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
         networks = _networks(config, network)
         for net, body in zip(networks, config["bodies"], strict=True):
             _check_architecture(net, body["tensors"], folder)
-        with _Bounded(20_000 + 1_000 * len(header.tensors)):
+        with Bounded(20_000 + 1_000 * len(header.tensors)):
             ensemble = _built(config, networks, header)
     taken = _from_base(config, network, folder)
     _check_fits(ensemble, {**header.tensors, **tensor_files.listing(taken)}, path)
@@ -214,7 +214,7 @@ def _layout(config: Mapping[str, Any], method: Any, bodies: list[Anatomy], heade
     return Layout(shared, layout.tensors, layout.notes, layout.facts)
 
 
-class _Bounded(TorchDispatchMode):
+class Bounded(TorchDispatchMode):
     """Stops a build that goes on and on, because a number in config.json was made very large.
 
     Args:
@@ -354,12 +354,12 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
 def _remade(body: Mapping[str, Any]) -> nn.Module:
     """The architecture that the zoo, or the package that a stored name begins with, makes again; without memory."""
     if not names.is_packaged(body["zoo"]["name"]):
-        with random_state_kept(), _Bounded(500 + 50 * len(body["tensors"])), torch.device("meta"):
+        with random_state_kept(), Bounded(500 + 50 * len(body["tensors"])), torch.device("meta"):
             return names.rebuild(body["zoo"])
     # Other packages keep tensors that are no buffers, or compute with numbers out of tensors; neither can be done
     # without memory. So they get some, but not more than the stored tensors would take.
     stored = sum(math.prod(shape) for shape, _ in body["tensors"].values())
-    bound = _Bounded(20_000 + 200 * len(body["tensors"]), elements=1_000_000 + 4 * stored)
+    bound = Bounded(20_000 + 200 * len(body["tensors"]), elements=1_000_000 + 4 * stored)
     with random_state_kept(), bound:
         network = names.rebuild(body["zoo"])
     return hollow(network)
