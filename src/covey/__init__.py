@@ -20,12 +20,15 @@ from covey.version import __version__
 
 if TYPE_CHECKING:
     from covey import data as data
+    from covey import deploy as deploy
+    from covey import hf as hf
+    from covey import lightning as lightning
     from covey import parts as parts
     from covey import report as report
     from covey import scores as scores
     from covey import sklearn as sklearn
     from covey import zoo as zoo
-    from covey.deploy import Selection, Soup, select_members, soup
+    from covey.deploy import Selection, Soup, fuse, select_members, soup
     from covey.methods import (
         MIMO,
         BatchEnsemble,
@@ -101,6 +104,7 @@ __all__ = [
     "dry_run",
     "evaluate",
     "fit",
+    "fuse",
     "gather",
     "late",
     "load",
@@ -112,14 +116,16 @@ __all__ = [
 ]
 
 # Imported when first asked for, so that `import covey` costs little more than `import torch`.
-_PACKAGES = ("data", "deploy", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
+_PACKAGES = (
+    "data", "deploy", "hf", "lightning", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo",
+)  # fmt: skip
 _HOMES = {
     "covey.methods": (
         "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",
         "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
         "SuperWeights", "TabM",
     ),
-    "covey.deploy": ("Selection", "Soup", "select_members", "soup"),
+    "covey.deploy": ("Selection", "Soup", "fuse", "select_members", "soup"),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
     "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),

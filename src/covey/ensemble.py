@@ -23,16 +23,17 @@ from covey.combine import Prediction, Regression, answer, check_finite
 from covey.coverage import Coverage
 from covey.errors import OptionError
 from covey.layout import Layout
-from covey.losses import LOSS_OF_TASK, LossName, member_losses
+from covey.losses import LOSS_OF_TASK, LossName, OwnLoss, member_losses, own_losses
 from covey.method import Method
 from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
 from covey.networks.checkpointing import tensors_carried
-from covey.networks.layers import filled, hollow, slots
+from covey.networks.layers import filled, hollow, slots, with_sparse_gradients
 from covey.networks.leftovers import nothing_left_behind
 from covey.networks.modes import modes_kept
 from covey.networks.statistics import refresh_statistics
 from covey.parameterization import Parameterization, places
+from covey.tensors import dense_gradient
 
 
 class Ensemble(nn.Module):
@@ -73,6 +74,7 @@ class Ensemble(nn.Module):
         self.parts = cast(Mapping[str, Parameterization], nn.ModuleDict(parts))
         self._skeletons = tuple(hollow(body.network) for body in bodies)  # a tuple hides them from nn.Module
         self._slots = tuple(slots(skeleton) for skeleton in self._skeletons)
+        self._sparse = tuple(with_sparse_gradients(skeleton) for skeleton in self._skeletons)
         self._places = places(self.members, len(bodies))
         self.records = tuple(body.record() for body in bodies)
         stores = []
@@ -170,10 +172,12 @@ class Ensemble(nn.Module):
         inputs: Any,
         targets: Tensor,
         *,
-        loss: LossName | None = None,
+        loss: LossName | OwnLoss | None = None,
         smoothing: float = 0.0,
         ignore_index: int | None = None,
         generator: torch.Generator | None = None,
+        weights: Tensor | None = None,
+        class_weights: Tensor | None = None,
     ) -> Tensor:
         """The training loss of a minibatch, a scalar to call `backward` on; right for every method.
 
@@ -182,15 +186,19 @@ class Ensemble(nn.Module):
         Args:
             inputs: a minibatch as one network takes it: a tensor, a tuple of positional or a dict of keyword arguments.
             targets: class numbers or numbers to regress on, (B, ...), or probabilities of the outputs' shape.
-            loss: "cross-entropy", "binary", "gaussian" or "mse"; by default the one of the ensemble's task.
+            loss: "cross-entropy", "binary", "gaussian" or "mse"; by default the one of the ensemble's task. Or a
+                function of one member's outputs and targets that returns its mean loss, (), or the loss of each
+                sample, (B,).
             smoothing: label smoothing of a cross-entropy.
             ignore_index: class number of the samples that do not count; None if all do.
             generator: of the samples that members draw, where they do; the global random state if None.
+            weights: factors of the samples' losses, (B,); the mean is over the samples, not over their weights.
+            class_weights: factors of the losses of each class's samples, (C,), likewise.
         """
         share = self.method.share_out(self.layout, len(targets), generator)
         rows = share.rows
         if rows is not None:
-            inputs, targets = tree_map(lambda leaf: _rows(leaf, rows), (inputs, targets))
+            inputs, targets, weights = tree_map(lambda leaf: _rows(leaf, rows), (inputs, targets, weights))
         each = self.losses(
             inputs,
             targets,
@@ -199,6 +207,8 @@ class Ensemble(nn.Module):
             loss=loss,
             smoothing=smoothing,
             ignore_index=ignore_index,
+            weights=weights,
+            class_weights=class_weights,
         )
         return each.sum()
 
@@ -209,9 +219,11 @@ class Ensemble(nn.Module):
         *,
         members: Sequence[int] | None = None,
         per_member: bool = False,
-        loss: LossName | None = None,
+        loss: LossName | OwnLoss | None = None,
         smoothing: float = 0.0,
         ignore_index: int | None = None,
+        weights: Tensor | None = None,
+        class_weights: Tensor | None = None,
     ) -> Tensor:
         """Each member's mean loss, (len(members),), on inputs that were dealt out to members already.
 
@@ -223,6 +235,8 @@ class Ensemble(nn.Module):
             loss: as in `loss`.
             smoothing: as in `loss`.
             ignore_index: as in `loss`.
+            weights: as in `loss`, or with a leading axis of members.
+            class_weights: as in `loss`.
         """
         args, kwargs = arguments(inputs)
         everyone = members is None or tuple(members) == tuple(range(self.members))
@@ -230,7 +244,10 @@ class Ensemble(nn.Module):
         if outputs.dtype in (torch.float16, torch.bfloat16):
             outputs = outputs.float()
         kind = loss or LOSS_OF_TASK[self.task]
-        return member_losses(outputs, targets, kind, smoothing, ignore_index, self.class_dim)
+        if callable(kind):
+            return own_losses(outputs, targets, kind, per_member=per_member, weights=weights)
+        options = {"weights": weights, "class_weights": class_weights}
+        return member_losses(outputs, targets, kind, smoothing, ignore_index, self.class_dim, **options)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for any torch optimiser; frozen parameters are left out.
@@ -274,6 +291,8 @@ class Ensemble(nn.Module):
         for name in self.records[network].get("rewrites", ()):
             # what the network changes in place is its own for this call
             tensors[name] = tensors[name].clone()
+        for name in self.sparse(k):
+            tensors[name] = dense_gradient(tensors[name])
         given = {place: tensors[name] for place, name in self._slots[network].items()}
         # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
         skeleton = self._skeletons[network]
@@ -282,6 +301,10 @@ class Ensemble(nn.Module):
         for place, name in self._slots[network].items():
             tensors[name] = given[place]
         return pick(result, self.output)
+
+    def sparse(self, k: int = 0) -> tuple[str, ...]:
+        """Names of member k's tensors whose gradients are sparse, as those of tables of words may be."""
+        return self._sparse[self.network_of(k)]
 
     def buffers_of(self, k: int) -> tuple[Buffers, int]:
         """Where member k's buffers are: the store and the row."""

@@ -26,9 +26,18 @@ EXTRA_OF: dict[str, str] = {
     "docstring_parser": "cli",
     "tomli": "cli",
     "tyro": "cli",
+    "accelerate": "hf",
+    "huggingface_hub": "hf",
+    "transformers": "hf",
+    "lightning": "lightning",
     "ray": "ray",
     "tensorboard": "tensorboard",
     "timm": "timm",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
 }
 """For each package that may be missing, by the name it is imported under, an extra that brings it."""
 

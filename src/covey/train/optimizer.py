@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,24 +16,31 @@ from covey.extras import load
 from covey.train.recipe import Recipe
 
 Groups = list[dict[str, Any]]
+Factory = Callable[[Groups], Optimizer]
 
 
 def make_optimizer(
-    ensemble: Ensemble, recipe: Recipe, *, instead: Callable[[Groups], Groups] | None = None
+    ensemble: Ensemble,
+    recipe: Recipe,
+    own: Factory | None = None,
+    *,
+    instead: Callable[[Groups], Groups] | None = None,
 ) -> Optimizer:
     """The recipe's optimiser over the ensemble's parameter groups, or over what `instead` makes of them.
 
-    Each group has `base`, its learning rate before the schedule.
+    Each group has `base`, its learning rate before the schedule. `own` makes another optimiser out of the groups.
     """
     groups = ensemble.param_groups(recipe.lr, recipe.decay)
     if not groups:
         raise OptionError("every parameter is frozen, so there is nothing to train.")
     if not recipe.decay_vectors:
-        groups = [part for group in groups for part in _without_vectors(ensemble, group)]
+        groups = without_vectors(ensemble, groups)
     if instead is not None:
         groups = instead(groups)
     for group in groups:
         group["base"] = group["lr"]
+    if own is not None:
+        return _own_optimizer(own, groups)
     if recipe.optimizer == "sgd":
         nesterov = recipe.nesterov and recipe.momentum > 0
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=nesterov)
@@ -43,6 +51,44 @@ def make_optimizer(
         return torch.optim.AdamW(groups, lr=recipe.lr, betas=betas)
     optim = load("timm.optim")
     return optim.Lamb(groups, lr=recipe.lr, betas=betas)
+
+
+def _own_optimizer(make: Factory, groups: Groups) -> Optimizer:
+    made = make(groups)
+    if not isinstance(made, Optimizer):
+        raise OptionError(
+            f"optimizer is a function of parameter groups that returns a torch optimiser, such as "
+            f"functools.partial(torch.optim.RMSprop, alpha=0.9); got {type(made).__name__} from it."
+        )
+    held = {id(p) for group in made.param_groups for p in group["params"]}
+    left_out = sum(id(p) not in held for group in groups for p in group["params"])
+    if left_out:
+        raise OptionError(
+            f"the optimiser leaves {left_out} of the ensemble's tensors out: give it all groups that it is "
+            "called with, and freeze what is not to learn (requires_grad_(False))."
+        )
+    for group in made.param_groups:
+        group.setdefault("base", group["lr"])
+    return made
+
+
+def make_schedule(make: Callable[[Optimizer, int], Any], optimizer: Optimizer, total: int, done: int) -> Any:
+    """The user's own schedule, as it is after `done` of `total` minibatches.
+
+    Schedules are functions of the steps that they took, so that nothing needs to be stored: they are taken again.
+    """
+    made = make(optimizer, total)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    if isinstance(made, plateau) or not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        raise OptionError(
+            "schedule is a function of an optimiser and the number of minibatches that returns one of "
+            f"torch's learning-rate schedulers, but not one that goes by a score; got {type(made).__name__} from it."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that the optimiser takes no steps meanwhile
+        for _ in range(done):
+            made.step()
+    return made
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:
@@ -76,17 +122,18 @@ def carry(before: nn.Module, old: Optimizer, after: Ensemble, new: Optimizer) ->
     return taken
 
 
-def _without_vectors(ensemble: Ensemble, group: dict[str, Any]) -> list[dict[str, Any]]:
-    """A group as two: matrices, and norms and biases without decay."""
+def without_vectors(ensemble: Ensemble, groups: Groups) -> Groups:
+    """Each group as two: matrices, and norms and biases without decay."""
     network = ensemble.skeleton()
     ranks = {name: tensor.ndim for name, tensor in network.named_parameters()}
     vectors = {id(p) for name, p in ensemble.named_parameters() if ranks.get(_leaf(name), 2) <= 1}
     found = []
-    for is_vector in (False, True):
-        chosen = [p for p in group["params"] if (id(p) in vectors) == is_vector]
-        if chosen:
-            decay = 0.0 if is_vector else group["weight_decay"]
-            found.append({**group, "params": chosen, "weight_decay": decay})
+    for group in groups:
+        for is_vector in (False, True):
+            chosen = [p for p in group["params"] if (id(p) in vectors) == is_vector]
+            if chosen:
+                decay = 0.0 if is_vector else group["weight_decay"]
+                found.append({**group, "params": chosen, "weight_decay": decay})
     return found
 
 

@@ -1,0 +1,156 @@
+"""`fuse`: an ensemble as one plain module that does nothing twice and nothing that is not needed to answer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+
+from covey.deploy.constants import Constants
+from covey.deploy.cutting import cut_channels
+from covey.deploy.joining import join, named
+from covey.deploy.simplify import (
+    CONVOLUTIONS,
+    compute_constants,
+    fold_batch_norms,
+    merge_equal,
+    one_batch_norm,
+    without_copies,
+)
+from covey.deploy.tracing import Example
+from covey.ensemble import Ensemble
+from covey.errors import ConversionError
+from covey.options import check_choice
+
+TOLERANCE = 1e-4
+"""How far an answer may be from the ensemble's, over the largest number in it."""
+
+Layout = Literal["auto", "contiguous", "channels_last"]
+
+
+def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", seed: int = 0) -> nn.Module:
+    """One plain module that answers as the ensemble does in eval mode, faster: for inference only.
+
+    Weights are made once, BatchNorm is folded into the layer before it, channels that a member masks away are cut out,
+    and what members share before they differ runs once. The module needs nothing of covey. It takes what the network
+    takes, at any batch size, and returns a dict: `probs`, `entropy`, `mutual_information`, `member_logits` (and `sets`
+    if conformal sets are fitted), or for regression `mean`, `std`, `epistemic`, `aleatoric`, `member_mean`.
+
+    Args:
+        ensemble: what `convert`, `fit` or `load` gave.
+        example: an input as the network takes it: a tensor, a tuple of positional or a dict of keyword arguments.
+        memory_format: how images are laid out inside: "contiguous", "channels_last", or which of them is measured
+            faster on the example.
+        seed: of the draws that random members, such as MC-dropout's, become.
+    """
+    check_choice("memory_format", memory_format, ("auto", "contiguous", "channels_last"))
+    with ensemble.evaluating():
+        given = Example.of(ensemble.skeleton(), example)
+        graph, constants = fused_graph(ensemble, given, seed=seed)
+        plain = _module(graph, constants)
+        check_equal(ensemble, plain, given, "the fused module")
+    if memory_format == "contiguous" or not _has_images(graph, given):
+        return plain
+    last = _module(_with_channels_last(graph, given), constants)
+    for module in (plain, last):
+        _timed(module, given)  # the first call of a module does more
+    if memory_format == "channels_last" or _timed(last, given) < _timed(plain, given):
+        return last
+    return plain
+
+
+def fused_graph(ensemble: Ensemble, example: Example, *, seed: int = 0) -> tuple[Graph, Constants]:
+    """The graph of `fuse`, and its tensors. The ensemble is in eval mode."""
+    graph, constants = join(ensemble, example, seed=seed)
+    without_copies(graph)
+    one_batch_norm(graph)
+    compute_constants(graph, constants)
+    merge_equal(graph)
+    fold_batch_norms(graph, constants)
+    cut_channels(graph, constants)
+    merge_equal(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+    return graph, constants
+
+
+def _module(graph: Graph, constants: Constants) -> GraphModule:
+    module = GraphModule(constants.module(graph), graph, class_name="FusedEnsemble")
+    return module.eval().requires_grad_(False)
+
+
+def _has_images(graph: Graph, example: Example) -> bool:
+    has_convolutions = any(node.target in CONVOLUTIONS for node in graph.nodes)
+    return has_convolutions and any(tensor.ndim == 4 for tensor in example.tensors)
+
+
+def _with_channels_last(graph: Graph, example: Example) -> Graph:
+    """The same graph, which lays its images out with channels last."""
+    other = Graph()
+    other.output(other.graph_copy(graph, {}))
+    inputs = [node for node in other.nodes if node.op == "placeholder"]
+    for node, tensor in zip(inputs, example.tensors, strict=True):
+        if tensor.ndim != 4:
+            continue
+        with other.inserting_after(node):
+            laid = other.call_function(
+                torch.ops.aten.clone.default, (node,), {"memory_format": torch.channels_last}
+            )
+        node.replace_all_uses_with(laid, lambda user, laid=laid: user is not laid)
+    return other
+
+
+@torch.no_grad()
+def _timed(module: nn.Module, example: Example, repeats: int = 3) -> float:
+    """Seconds of the fastest of a few calls."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        module(*example.tensors)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+@torch.no_grad()
+def check_equal(ensemble: Ensemble, module: nn.Module, example: Example, what: str) -> None:
+    """Refuse a module that does not answer as the ensemble does; random members cannot be compared."""
+    if is_random(ensemble, example):
+        return
+    expected = named(ensemble.answer(ensemble(*example.args, **example.kwargs)))
+    found = module(*example.tensors)
+    for name, tensor in expected.items():
+        far = distance(found[name], tensor)
+        if far > tolerance(tensor):
+            raise ConversionError(
+                f"{what} does not answer as the ensemble does: {name} differs by {far:.2g} of its largest value, more "
+                f"than {tolerance(tensor):.2g}. Please report this network."
+            )
+
+
+def is_random(ensemble: Ensemble, example: Example) -> bool:
+    """Whether the ensemble answers otherwise when it is asked again."""
+    once, again = (ensemble(*example.args, members=[0], **example.kwargs) for _ in range(2))
+    return not torch.equal(once, again)
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference over the largest expected number; for sets, the share of entries that differ."""
+    if expected.dtype == torch.bool:
+        return (found != expected).double().mean().item()
+    finite = expected.isfinite()
+    if found.shape != expected.shape or not torch.equal(finite, found.isfinite()):
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    scale = max(expected[finite].abs().max().item(), 1.0)
+    return (found[finite].double() - expected[finite].double()).abs().max().item() / scale
+
+
+def tolerance(expected: Tensor) -> float:
+    """What other kernels and orders of summation may change."""
+    if expected.dtype == torch.bool:
+        return 0.02  # a class whose score is the quantile's own, in the last digit
+    return TOLERANCE if expected.dtype in (torch.float32, torch.float64) else 0.02

@@ -1,0 +1,195 @@
+"""A fused ensemble answers as the ensemble does, with less work and without covey."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covey
+from covey.deploy.joining import named
+from law_networks import NETWORKS, call
+from test_laws import CASES, ensemble_of
+
+aten = torch.ops.aten
+SPREAD = [
+    ("batch-ensemble", "resnet"),
+    ("masksembles", "mlp"),
+    ("mimo", "convnet"),
+    ("norm-ensemble", "twice"),
+    ("shapeshifter", "depthwise"),
+]
+GRID = [case for case in CASES if case not in SPREAD and case[0] != "mc-dropout"]
+"""MC-dropout becomes fixed draws, which the ensemble itself does not give twice."""
+
+
+def fused_and_ensemble(method: str, name: str, **options: Any) -> tuple[nn.Module, covey.Ensemble]:
+    ensemble = ensemble_of(method, name).eval()
+    ensemble.run = "loop"
+    return covey.fuse(ensemble, NETWORKS[name].x(4), **options), ensemble
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert list(found) == list(expected)
+    for key, tensor in expected.items():
+        scale = tensor.abs().max().clamp_min(1).item()
+        torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-9 * scale)
+
+
+def answers(ensemble: covey.Ensemble, x: Any) -> dict[str, Tensor]:
+    return named(call(ensemble.predict, x))
+
+
+def targets(module: nn.Module, *wanted: Any) -> int:
+    return sum(node.target in wanted for node in module.graph.nodes)  # type: ignore[union-attr]
+
+
+def check(method: str, name: str) -> None:
+    fused, ensemble = fused_and_ensemble(method, name)
+    for samples in (1, 5):
+        x = NETWORKS[name].x(samples)
+        assert_equal(call(fused, x), answers(ensemble, x))
+
+
+@pytest.mark.parametrize(("method", "name"), SPREAD)
+def test_equal_at_any_batch_size(method: str, name: str) -> None:
+    check(method, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "name"), GRID)
+def test_equal_for_every_method_and_network(method: str, name: str) -> None:
+    check(method, name)
+
+
+def test_nothing_of_covey_is_in_it() -> None:
+    fused, _ = fused_and_ensemble("multi-head", "mlp")
+    for node in fused.graph.nodes:  # type: ignore[union-attr]
+        if node.op == "call_function":
+            assert not node.target.__module__.startswith("covey")
+    assert "covey" not in fused.code
+    assert not list(fused.parameters())
+    # the body runs once, and each member's head after it
+    assert targets(fused, aten.linear.default) == 2 + 3
+    with torch.no_grad():
+        again = copy.deepcopy(fused)(NETWORKS["mlp"].x(2))
+    assert again["member_logits"].shape == (3, 2, 4)
+
+
+def test_batch_norms_are_folded_where_nothing_else_reads_the_layer() -> None:
+    folded, _ = fused_and_ensemble("batch-ensemble", "resnet")
+    assert targets(folded, aten.batch_norm.default) == 0
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.fc = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.conv(x)
+            return self.fc((self.norm(h) + h).mean((2, 3)))
+
+    x = torch.randn(3, 1, 5, 5)
+    ensemble = covey.convert(Read(), covey.DeepEnsemble(members=2), example=x).eval()
+    fused = covey.fuse(ensemble, x)
+    assert targets(fused, aten.batch_norm.default) == 2
+    torch.testing.assert_close(fused(x)["member_logits"], ensemble(x))
+
+
+def test_masked_channels_are_cut_out() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 3),
+    )  # fmt: skip
+    x = torch.randn(2, 1, 8, 8)
+    ensemble = covey.convert(network, covey.Masksembles(members=4, scale=3.0), example=x).eval()
+    ensemble.run = "loop"
+    fused = covey.fuse(ensemble, x)
+    torch.testing.assert_close(fused(x)["member_logits"], ensemble(x), rtol=1e-4, atol=1e-5)
+    kept = -(-int(ensemble.parts["masked"].r["7.weight"][0].sum()) // 8) * 8  # type: ignore[attr-defined]
+    assert kept == 16, "of 32 channels, in eights"
+    shapes = [tuple(tensor.shape) for tensor in fused.buffers() if tensor.ndim > 1]
+    # the first layer is shared, so that its channels are read by one member or another
+    assert sorted(shapes) == [(3, kept)] * 4 + [(kept, 32, 3, 3)] * 4 + [(32, 1, 3, 3)]
+
+
+def test_calibration_is_inside() -> None:
+    ensemble = ensemble_of("batch-ensemble", "mlp").eval()
+    ensemble.temperature = covey.scores.Temperature("members", (0.5, 2.0, 3.0))
+    ensemble.conformal = covey.scores.Conformal("aps", 0.1, 0.7)
+    x = NETWORKS["mlp"].x(4)
+    fused = covey.fuse(ensemble, x)
+    found, expected = fused(x), ensemble.predict(x)
+    torch.testing.assert_close(found["probs"], expected.probs)
+    assert torch.equal(found["sets"], expected.sets)
+
+
+def test_regression() -> None:
+    x = torch.randn(6, 3)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=3), example=x, task="gaussian").eval()
+    found, expected = covey.fuse(ensemble, {"input": x})(input=x), ensemble.predict(x)
+    names = ["mean", "std", "epistemic", "aleatoric", "member_mean", "member_variance"]
+    assert list(found) == names
+    for name in names:
+        torch.testing.assert_close(found[name], getattr(expected, name))
+
+
+def test_random_members_become_fixed_draws() -> None:
+    x = torch.randn(64, 6)
+    network = nn.Sequential(nn.Linear(6, 400), nn.Dropout(0.25), nn.Linear(400, 3))
+    ensemble = covey.convert(network, covey.MCDropout(members=3), example=x).eval()
+    fused = covey.fuse(ensemble, x, seed=1)
+    found = fused(x)["member_logits"]
+    assert torch.equal(found, fused(x)["member_logits"])
+    torch.testing.assert_close(found[:, 5:6], fused(x[5:6])["member_logits"], msg="the batch does not matter")
+    assert not torch.equal(found, covey.fuse(ensemble, x, seed=2)(x)["member_logits"])
+    draws = [tensor for tensor in fused.buffers() if tensor.shape == (1, 400)]
+    assert len(draws) == 3, "each member has its own"
+    for k, draw in enumerate(draws):
+        kept = draw[draw != 0]
+        torch.testing.assert_close(kept, torch.full_like(kept, 1 / 0.75))
+        assert 0.65 < len(kept) / 400 < 0.85
+        torch.testing.assert_close(found[k], network[2](network[0](x) * draw))
+
+
+def test_attention_that_drops_its_weights() -> None:
+    x = torch.randn(4, 5, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
+    ensemble = covey.convert(nn.Sequential(layer, nn.Linear(8, 3)), covey.MCDropout(members=2), example=x)
+    fused = covey.fuse(ensemble, x)
+    assert torch.equal(fused(x)["probs"], fused(x)["probs"])
+    assert fused(x[:1])["member_logits"].shape == (2, 1, 5, 3)
+
+
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = -x
+        return self.fc(x)
+
+
+def test_a_network_that_cannot_be_traced_names_the_line() -> None:
+    x = torch.randn(4, 3)
+    ensemble = covey.convert(Choosing(), covey.DeepEnsemble(members=2), example=x, check=False)
+    with pytest.raises(
+        covey.CoveyError, match=r"cannot be traced at .*test_fuse.py, line \d+: if x.sum\(\) > 0"
+    ):
+        covey.fuse(ensemble, x)
+
+
+def test_examples_that_are_none() -> None:
+    ensemble = ensemble_of("multi-head", "mlp")
+    with pytest.raises(covey.CoveyError, match="holds no tensor"):
+        covey.fuse(ensemble, {})
+    with pytest.raises(covey.CoveyError, match="is a list; an exported network takes tensors"):
+        covey.fuse(ensemble, ([torch.zeros(2, 6)],))
+    with pytest.raises(covey.CoveyError, match="memory_format"):
+        covey.fuse(ensemble, torch.zeros(2, 6), memory_format="nhwc")  # type: ignore[arg-type]
