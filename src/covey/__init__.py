@@ -21,6 +21,8 @@ from covey.version import __version__
 if TYPE_CHECKING:
     from covey import data as data
     from covey import deploy as deploy
+    from covey import hf as hf
+    from covey import lightning as lightning
     from covey import parts as parts
     from covey import report as report
     from covey import scores as scores
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         SuperWeights,
         TabM,
     )
+    from covey.report.comparison import compare
     from covey.scores import anytime, evaluate
     from covey.train import History, Machine, Recipe, Schedule, fit
     from covey.trainings import FGE, SWAG, Economical, Late, LatePhase, Single, Snapshot, gather, late
@@ -98,6 +101,7 @@ __all__ = [
     "__version__",
     "anytime",
     "collapse",
+    "compare",
     "convert",
     "dry_run",
     "evaluate",
@@ -114,7 +118,9 @@ __all__ = [
 ]
 
 # Imported when first asked for, so that `import covey` costs little more than `import torch`.
-_PACKAGES = ("data", "deploy", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
+_PACKAGES = (
+    "data", "deploy", "hf", "lightning", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo",
+)  # fmt: skip
 _HOMES = {
     "covey.methods": (
         "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",
@@ -122,6 +128,7 @@ _HOMES = {
         "SuperWeights", "TabM",
     ),
     "covey.deploy": ("Selection", "Soup", "fuse", "select_members", "soup"),
+    "covey.report.comparison": ("compare",),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
     "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),

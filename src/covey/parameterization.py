@@ -34,13 +34,16 @@ class Parameterization(nn.Module):
     varies: bool = True
     gamma: float = 1.0  # factor of the gradient of theta
     acts: bool = False  # whether `acting` gives weights that act on activations without being made
+    recomputes: bool = (
+        False  # whether acting is there to save memory: in a loop only, and even where it takes longer
+    )
 
     def member(self, k: int) -> dict[str, Tensor]:
         """Member k's tensors by name."""
         raise NotImplementedError
 
     def stacked(self, members: Sequence[int]) -> dict[str, Tensor]:
-        """Several members' tensors by name, each (len(members), *shape)."""
+        """Several members' tensors by name, each `(len(members), *shape)`."""
         each = [self.member(k) for k in members]
         return {name: torch.stack([tensors[name] for tensors in each]) for name in self.names}
 

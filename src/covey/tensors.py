@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 
-def rows_of(tree: Any, rows: Tensor) -> Any:
+def rows_of(tree: Any, rows: Tensor | slice) -> Any:
     """Some samples of a batch, which is a tensor, or a tuple or dict of tensors with the samples on axis 0.
 
     >>> rows_of({"x": torch.tensor([5, 6, 7])}, torch.tensor([2, 0]))

@@ -50,8 +50,9 @@ def evaluate(
 
     Args:
         ensemble: what `convert`, `fit` or `load` gave, or any network.
-        data: a data set of covey; a pair of tensors or NumPy arrays, inputs (N, ...) and targets (N, ...); a torch
-            `Dataset` of such pairs; or a `DataLoader` of batches of them.
+        data: what `covey.fit` takes: a pair (inputs, targets), a torch Dataset, IterableDataset or DataLoader, a
+            Hugging Face dataset; or what has a test part: a data set of covey, its name, a dict of parts. Data sets
+            and loaders are read batch by batch.
         ood: more sets of out-of-distribution inputs by name: tensors, arrays, data sets or loaders.
         validation: data for calibration, as `data`; by default the data's own validation split.
         task: what is predicted, where neither the data nor the ensemble says; "classification" by default.
@@ -67,7 +68,7 @@ def evaluate(
         record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
         if folder is not None:
             record.save(Path(folder) / OUTPUTS_FILE, half=half)
-        result = score(record, inputs=sets.inputs, stored=model.temperature)
+        result = score(record, inputs=sets.images, stored=model.temperature)
         if folder is not None:
             result.save(folder, half=half)
     return result
@@ -119,7 +120,7 @@ def _score_regression(record: Record) -> Evaluation:
     prediction = Regression(record.outputs, record.variance)
     scores = regression.regression_scores(prediction, record.targets)
     curves = {}
-    notes = []
+    notes = _worse_than_the_mean(scores["ensemble"]["rmse"], record.targets)
     if scores["ensemble"]["gaussian_nll"] is None:
         notes.append(
             "Members give points without variances and agree somewhere (or there is one member), so "
@@ -132,6 +133,17 @@ def _score_regression(record: Record) -> Evaluation:
         if record.variance is None:
             notes.append("Members give no variance of their own; intervals come from their spread alone.")
     return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
+
+
+def _worse_than_the_mean(rmse: float, targets: Tensor) -> list[str]:
+    """A note, if whoever answers with the targets' mean every time does better."""
+    spread = float(targets.double().std(0, correction=0).square().mean().sqrt())
+    if len(targets) < 2 or rmse <= spread:
+        return []
+    return [
+        f"WORSE THAN THE MEAN: the RMSE is {rmse:.4g}; answering with the mean of the targets every time would give "
+        f"{spread:.4g}. Nothing was learned: train longer, lower the learning rate, use AdamW or clip the gradient."
+    ]
 
 
 def _fit_calibrations(record: Record) -> dict[str, Temperature | Conformal]:
