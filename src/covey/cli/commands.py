@@ -384,14 +384,21 @@ def show(args: Sequence[str]) -> int:
     folder = Path(own.folder)
     stored = run.read_settings(folder)
     settings = run.settings_of(stored)
-    ensemble = run.read_ensemble(folder, own.network)
-    coverage = ensemble.coverage
+    finished = (folder / "ensemble").exists()
+    ensemble = run.read_ensemble(folder, own.network) if finished else None
+    usual = "the usual one for the data"
+    if ensemble is not None:
+        usual = getattr(ensemble.skeleton(), "covey_zoo", {}).get("name", usual)
     print(f"method    {settings.method} {_differences(settings.options)}")
-    print(
-        f"network   {settings.network.network or getattr(ensemble.skeleton(), 'covey_zoo', {}).get('name')}"
-    )
+    print(f"network   {settings.network.network or usual}")
     print(f"data      {settings.dataset.data}")
     print(f"recipe    {_differences(settings.recipe)}")
+    if ensemble is None:
+        print(f"training  {stored['ended']}: go on with the same command and --resume")
+        if (folder / "history.csv").exists():
+            print("\n" + read_text(folder / "history.csv").strip())
+        return 0
+    coverage = ensemble.coverage
     print(f"run       {ensemble.runs['train']} in training, {ensemble.runs['eval']} in evaluation")
     print(
         f"size      {coverage.total:,} parameters, {coverage.ratio:.3f} of the network's {coverage.network:,}"
