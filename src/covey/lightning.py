@@ -135,6 +135,12 @@ class EnsembleModule(LightningModule):
             error = (answer.mean - goal).square().mean()
             self.log("val_mse", error, batch_size=len(targets), on_epoch=True)
             return
+        if isinstance(answer, MultiLabel):
+            truths = targets.to(answer.log_odds.dtype)
+            nll = torch.nn.functional.binary_cross_entropy_with_logits(answer.log_odds, truths)
+            right = (answer.labels == (truths > 0.5)).float().mean()
+            self.log_dict({"val_nll": nll, "val_accuracy": right}, batch_size=len(targets), on_epoch=True)
+            return
         counts = torch.ones_like(targets, dtype=torch.bool)
         if self.ignore_index is not None:
             counts = targets != self.ignore_index
