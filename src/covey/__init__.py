@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from covey.collapsing import collapse
-from covey.combine import Prediction, Regression
+from covey.combine import MultiLabel, Prediction, Regression
 from covey.conversion import convert, dry_run
 from covey.coverage import Coverage
 from covey.ensemble import Ensemble
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         SuperWeights,
         TabM,
     )
+    from covey.report.comparison import compare
     from covey.scores import anytime, evaluate
     from covey.train import History, Machine, Recipe, Schedule, fit
     from covey.trainings import FGE, SWAG, Economical, Late, LatePhase, Single, Snapshot, gather, late
@@ -77,6 +78,7 @@ __all__ = [
     "Method",
     "Mixture",
     "MultiHead",
+    "MultiLabel",
     "NormEnsemble",
     "Packed",
     "Parameterization",
@@ -100,6 +102,7 @@ __all__ = [
     "__version__",
     "anytime",
     "collapse",
+    "compare",
     "convert",
     "dry_run",
     "evaluate",
@@ -126,6 +129,7 @@ _HOMES = {
         "SuperWeights", "TabM",
     ),
     "covey.deploy": ("Selection", "Soup", "fuse", "select_members", "soup"),
+    "covey.report.comparison": ("compare",),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
     "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),

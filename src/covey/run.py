@@ -165,7 +165,11 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
         raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
     buffers, _ = ensemble.buffers_of(0)
     fixed = {n: t for part in ensemble.parts.values() if not part.varies for n, t in part.member(0).items()}
-    acting = {label: part for label, part in ensemble.parts.items() if part.varies and ensemble.acts(part)}
+    acting = {
+        label: part
+        for label, part in ensemble.parts.items()
+        if part.varies and ensemble.acts(part) and not part.recomputes
+    }
     owned = {label: part.own(members) for label, part in acting.items()}
     varying: dict[str, Tensor] = {}
     for label, part in ensemble.parts.items():
@@ -293,11 +297,13 @@ def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: in
     best = Way()
     with _nothing_changed(ensemble):
         race = _Race(ensemble, members, inputs, repeats)
-        if ensemble.stackable and ensemble.members > 1:
+        acting = [part for part in ensemble.parts.values() if ensemble.acts(part)]
+        saves_memory = any(part.recomputes for part in acting)
+        if ensemble.stackable and ensemble.members > 1 and not saves_memory:
             best = race.winner(best, Way("batched"))
         if _takes_images(ensemble, inputs):
             best = race.winner(best, Way(channels_last=True), replace(best, channels_last=True))
-        if any(ensemble.acts(part) for part in ensemble.parts.values()):
+        if acting and not saves_memory:
             best = race.winner(best, replace(best, made=True), gain=GAIN)
     return str(best)
 
@@ -327,6 +333,7 @@ class _Race:
         self.ensemble, self.members, self.inputs, self.repeats = ensemble, members, inputs, repeats
         self.seconds: dict[Way, float] = {}
         self.reference: tuple[Tensor, Tensor] | None = None
+        self.backward = True
 
     def winner(self, present: Way, *others: Way, gain: float = 1.0) -> Way:
         """The fastest; another than the present one only if it takes less than `gain` of its time."""
@@ -354,14 +361,23 @@ class _Race:
     def _timed(self, way: Way) -> Tensor:
         start = time.perf_counter()
         outputs = _run(self.ensemble, way, self.members, self.inputs)
-        if outputs.requires_grad:
-            parameters = [p for p in self.ensemble.parameters() if p.requires_grad]
-            torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
+        if outputs.requires_grad and self.backward:
+            self._go_back(outputs)
         if outputs.device.type != "cpu":
             torch.accelerator.synchronize()
         taken = time.perf_counter() - start
         self.seconds[way] = min(taken, self.seconds.get(way, taken))
         return outputs.detach()
+
+    def _go_back(self, outputs: Tensor) -> None:
+        parameters = [p for p in self.ensemble.parameters() if p.requires_grad]
+        try:
+            torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
+        except RuntimeError:
+            if self.ensemble.training:
+                raise
+            # some networks have no gradient in eval mode, and nobody asked for one yet
+            self.backward = False
 
 
 @contextmanager
