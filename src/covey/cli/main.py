@@ -41,13 +41,13 @@ def main(args: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """The commands by name."""
     from covey.cli import commands as simple
-    from covey.cli import compare, networks, reproduce
+    from covey.cli import compare, evaluate, networks, predict, reproduce, train
 
     return {
-        "train": simple.train,
+        "train": train.train,
         "compare": compare.compare,
-        "evaluate": simple.evaluate,
-        "predict": simple.predict,
+        "evaluate": evaluate.evaluate,
+        "predict": predict.predict,
         "methods": simple.methods,
         "networks": networks.networks,
         "data": simple.data,
