@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from covey import scores as scores
     from covey import sklearn as sklearn
     from covey import zoo as zoo
-    from covey.deploy import Selection, Soup, fuse, select_members, soup
+    from covey.deploy import Selection, Soup, export, fuse, select_members, soup
     from covey.methods import (
         MIMO,
         BatchEnsemble,
@@ -101,6 +101,7 @@ __all__ = [
     "convert",
     "dry_run",
     "evaluate",
+    "export",
     "fit",
     "fuse",
     "gather",
@@ -121,7 +122,7 @@ _HOMES = {
         "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
         "SuperWeights", "TabM",
     ),
-    "covey.deploy": ("Selection", "Soup", "fuse", "select_members", "soup"),
+    "covey.deploy": ("Selection", "Soup", "export", "fuse", "select_members", "soup"),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
     "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),
