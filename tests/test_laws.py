@@ -85,21 +85,29 @@ def cases(law: str) -> Any:
 def ensemble_of(
     method: str, name: str, options: covey.Method | None = None, dtype: torch.dtype = torch.float64
 ) -> Any:
+    """An ensemble of its own for each test: converted where options are given, else a copy of one that is kept.
+
+    Converting takes most of a law's time; that a copy is as good is what the law about modules holds.
+    """
+    if options is None:
+        ensemble = copy.deepcopy(_converted(method, name, dtype))
+    else:
+        ensemble = _convert(method, name, options, dtype)
+    torch.manual_seed(1)  # what a test draws does not depend on who converted
+    return ensemble
+
+
+def _convert(method: str, name: str, options: covey.Method, dtype: torch.dtype) -> Any:
     law = NETWORKS[name]
-    options = options or METHODS[method]
     if method == "mc-dropout":
         options = covey.MCDropout(members=M, p=0.3, after=(law.drop,))
-    if method == "packed":
-        return copy.deepcopy(_packed(name, dtype))
     # the laws try what conversion would try
     return covey.convert(network(name, dtype), options, example=law.x(4), output=law.output, check=False)
 
 
 @functools.cache
-def _packed(name: str, dtype: torch.dtype) -> covey.Ensemble:
-    """Narrowing takes a second, and every law wants the same ensembles."""
-    law = NETWORKS[name]
-    return covey.convert(network(name, dtype), METHODS["packed"], example=law.x(4), output=law.output)
+def _converted(method: str, name: str, dtype: torch.dtype) -> Any:
+    return _convert(method, name, METHODS[method], dtype)
 
 
 def answer(net: nn.Module, name: str, x: Any) -> Tensor:
@@ -411,7 +419,7 @@ def test_a_batch_of_one_raises_as_the_network_does(method: str) -> None:
 
 @cases("module")
 def test_it_is_a_module_like_any_other(method: str, name: str) -> None:
-    ensemble = ensemble_of(method, name).eval()
+    ensemble = ensemble_of(method, name, METHODS[method]).eval()
     ensemble.run = "loop"
     x = NETWORKS[name].x(3)
 

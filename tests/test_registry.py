@@ -120,16 +120,28 @@ def test_it_trains_starts_late_is_stored_and_evaluated(tmp_path: Path) -> None:
     assert 0 <= scores["accuracy"] <= 1
 
 
-def run(place: Path, *words: str) -> str:
-    """A command in a process that finds the method through an entry point alone."""
+_COMMANDS = """
+import contextlib, io, json, sys
+from covey.cli.main import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(words)
+    if code:
+        sys.exit(code)
+    print(json.dumps(out.getvalue()))
+"""
+
+
+def run(place: Path, *commands: list[str]) -> list[str]:
+    """What commands print, one after another, in a process that finds the method through an entry point alone."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(place / "site")]),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "covey.cli", *words]
+    command = [sys.executable, "-c", _COMMANDS, json.dumps(commands)]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.timeout(240)
@@ -144,28 +156,32 @@ def test_an_entry_point_brings_it_to_the_command_line(tmp_path: Path) -> None:
     )
     source = (ROOT / "tests" / "stranger.py").read_text().replace('covey.register("nudged", Nudged)\n', "")
     (site / "their_package.py").write_text(source)
-    assert "nudged" in run(tmp_path, "methods")
-    assert "--rank" in run(tmp_path, "methods", "nudged")
-    small = ("--data", "digits", "--samples", "60", "--epochs", "1", "--network-option", "hidden=[8]")
-    assert "2 members" in run(
-        tmp_path, "train", "nudged", "--members", "2", "--rank", "1", "--folder", "one", *small
-    )
-    assert "nudged" in run(tmp_path, "show", "one")
-    run(tmp_path, "evaluate", "one")
-    assert (tmp_path / "one" / "report.html").exists()
-    run(
+    small = ["--data", "digits", "--samples", "60", "--epochs", "1", "--network-option", "hidden=[8]"]
+    methods, options, trained, shown, *_ = run(
         tmp_path,
-        "compare",
-        "--methods",
-        "single",
-        "nudged:members=2",
-        "--seeds",
-        "0",
-        "1",
-        "--folder",
-        "many",
-        *small,
+        ["methods"],
+        ["methods", "nudged"],
+        ["train", "nudged", "--members", "2", "--rank", "1", "--folder", "one", *small],
+        ["show", "one"],
+        ["evaluate", "one"],
+        [
+            "compare",
+            "--methods",
+            "single",
+            "nudged:members=2",
+            "--seeds",
+            "0",
+            "1",
+            "--folder",
+            "many",
+            *small,
+        ],
     )
+    assert "nudged" in methods
+    assert "--rank" in options
+    assert "2 members" in trained
+    assert "nudged" in shown
+    assert (tmp_path / "one" / "report.html").exists()
     assert "nudged" in (tmp_path / "many" / "report.md").read_text()
     assert json.loads((tmp_path / "one" / "ensemble" / "config.json").read_text())["method"] == "nudged"
 

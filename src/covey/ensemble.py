@@ -23,7 +23,7 @@ from covey.combine import Prediction, Regression, answer, check_finite
 from covey.coverage import Coverage
 from covey.errors import OptionError
 from covey.layout import Layout
-from covey.losses import LOSS_OF_TASK, LossName, member_losses
+from covey.losses import LOSS_OF_TASK, LossName, OwnLoss, member_losses, own_losses
 from covey.method import Method
 from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
@@ -170,10 +170,12 @@ class Ensemble(nn.Module):
         inputs: Any,
         targets: Tensor,
         *,
-        loss: LossName | None = None,
+        loss: LossName | OwnLoss | None = None,
         smoothing: float = 0.0,
         ignore_index: int | None = None,
         generator: torch.Generator | None = None,
+        weights: Tensor | None = None,
+        class_weights: Tensor | None = None,
     ) -> Tensor:
         """The training loss of a minibatch, a scalar to call `backward` on; right for every method.
 
@@ -182,15 +184,19 @@ class Ensemble(nn.Module):
         Args:
             inputs: a minibatch as one network takes it: a tensor, a tuple of positional or a dict of keyword arguments.
             targets: class numbers or numbers to regress on, (B, ...), or probabilities of the outputs' shape.
-            loss: "cross-entropy", "binary", "gaussian" or "mse"; by default the one of the ensemble's task.
+            loss: "cross-entropy", "binary", "gaussian" or "mse"; by default the one of the ensemble's task. Or a
+                function of one member's outputs and targets that returns its mean loss, (), or the loss of each
+                sample, (B,).
             smoothing: label smoothing of a cross-entropy.
             ignore_index: class number of the samples that do not count; None if all do.
             generator: of the samples that members draw, where they do; the global random state if None.
+            weights: factors of the samples' losses, (B,); the mean is over the samples, not over their weights.
+            class_weights: factors of the losses of each class's samples, (C,), likewise.
         """
         share = self.method.share_out(self.layout, len(targets), generator)
         rows = share.rows
         if rows is not None:
-            inputs, targets = tree_map(lambda leaf: _rows(leaf, rows), (inputs, targets))
+            inputs, targets, weights = tree_map(lambda leaf: _rows(leaf, rows), (inputs, targets, weights))
         each = self.losses(
             inputs,
             targets,
@@ -199,6 +205,8 @@ class Ensemble(nn.Module):
             loss=loss,
             smoothing=smoothing,
             ignore_index=ignore_index,
+            weights=weights,
+            class_weights=class_weights,
         )
         return each.sum()
 
@@ -209,9 +217,11 @@ class Ensemble(nn.Module):
         *,
         members: Sequence[int] | None = None,
         per_member: bool = False,
-        loss: LossName | None = None,
+        loss: LossName | OwnLoss | None = None,
         smoothing: float = 0.0,
         ignore_index: int | None = None,
+        weights: Tensor | None = None,
+        class_weights: Tensor | None = None,
     ) -> Tensor:
         """Each member's mean loss, (len(members),), on inputs that were dealt out to members already.
 
@@ -223,6 +233,8 @@ class Ensemble(nn.Module):
             loss: as in `loss`.
             smoothing: as in `loss`.
             ignore_index: as in `loss`.
+            weights: as in `loss`, or with a leading axis of members.
+            class_weights: as in `loss`.
         """
         args, kwargs = arguments(inputs)
         everyone = members is None or tuple(members) == tuple(range(self.members))
@@ -230,7 +242,10 @@ class Ensemble(nn.Module):
         if outputs.dtype in (torch.float16, torch.bfloat16):
             outputs = outputs.float()
         kind = loss or LOSS_OF_TASK[self.task]
-        return member_losses(outputs, targets, kind, smoothing, ignore_index, self.class_dim)
+        if callable(kind):
+            return own_losses(outputs, targets, kind, per_member=per_member, weights=weights)
+        options = {"weights": weights, "class_weights": class_weights}
+        return member_losses(outputs, targets, kind, smoothing, ignore_index, self.class_dim, **options)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for any torch optimiser; frozen parameters are left out.

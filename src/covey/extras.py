@@ -29,6 +29,8 @@ EXTRA_OF: dict[str, str] = {
     "ray": "ray",
     "tensorboard": "tensorboard",
     "timm": "timm",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",

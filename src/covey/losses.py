@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,6 +13,10 @@ from covey.combine import gaussian
 from covey.errors import OptionError
 
 LossName = Literal["cross-entropy", "binary", "gaussian", "mse"]
+
+OwnLoss = Callable[[Tensor, Tensor], Tensor]
+"""A loss of one's own: from one member's outputs (B, ...) and the targets (B, ...) to the mean over its samples, (), or
+the loss of each, (B,)."""
 
 LOSS_OF_TASK: dict[str, LossName] = {
     "classification": "cross-entropy",
@@ -31,6 +37,9 @@ def member_losses(
     smoothing: float = 0.0,
     ignore_index: int | None = None,
     class_dim: int | None = None,
+    *,
+    weights: Tensor | None = None,
+    class_weights: Tensor | None = None,
 ) -> Tensor:
     """Each member's mean loss, (M,).
 
@@ -46,13 +55,18 @@ def member_losses(
         ignore_index: a class number whose samples do not count: the mean is over the others, and 0 if there are none.
             None: all count.
         class_dim: the class axis of one member's output, where it is known.
+        weights: factors of the samples' losses, the same for all members, (B,), or each member's own, (M, B). The mean
+            is over the samples, not over their weights.
+        class_weights: factors of the losses of each class's samples, (C,), likewise; for cross-entropy of either kind.
     """
     if kind == "mse":
-        return (outputs - _for_members(outputs, targets, outputs.shape[1:])).square().flatten(1).mean(1)
+        squares = (outputs - _for_members(outputs, targets, outputs.shape[1:])).square()
+        return _weighted(squares.flatten(1), weights).mean(1)
     if kind == "gaussian":
         mean, variance = gaussian(outputs)
         goal = _for_members(mean, targets, mean.shape[1:])
-        return F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none").flatten(1).mean(1)
+        each = F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none")
+        return _weighted(each.flatten(1), weights).mean(1)
     if kind not in ("cross-entropy", "binary"):
         raise OptionError(f"kind is 'cross-entropy', 'binary', 'gaussian' or 'mse'; got {kind!r}.")
     if outputs.ndim < 3:
@@ -80,7 +94,12 @@ def member_losses(
         each = F.cross_entropy(
             flat, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL
         )
-    each = each.view(len(outputs), -1)
+    if class_weights is not None:
+        _check_class_weights(class_weights, flat.shape[-1])
+        each = each * (
+            goal @ class_weights.to(goal.dtype) if goal.is_floating_point() else class_weights[goal]
+        )
+    each = _weighted(each.view(len(outputs), -1), weights)
     if counts is None:
         return each.mean(1)
     counts = counts.view(len(outputs), -1)
@@ -104,6 +123,57 @@ def loss(
     2.3025...
     """
     return member_losses(outputs, targets, kind, smoothing, ignore_index).sum()
+
+
+def _weighted(each: Tensor, weights: Tensor | None) -> Tensor:
+    """Losses (M, B positions) times the factors of their samples, (B,) or (M, B)."""
+    if weights is None:
+        return each
+    positions = each.shape[1] // weights.shape[-1]
+    return each * weights.repeat_interleave(positions, -1).to(each.dtype)
+
+
+def _check_class_weights(weights: Tensor, classes: int) -> None:
+    if len(weights) > classes:
+        raise OptionError(
+            f"there are {len(weights)} class weights, and the network has {classes} outputs: give one for each."
+        )
+
+
+def own_losses(
+    outputs: Tensor, targets: Tensor, loss: OwnLoss, *, per_member: bool, weights: Tensor | None = None
+) -> Tensor:
+    """Each member's mean loss, (M,), by a function of the user's own that is called on one member at a time.
+
+    Args:
+        outputs: members' outputs, (M, B, ...).
+        targets: the same for all members, (B, ...), or with `per_member` each member's own, (M, B, ...).
+        loss: see `OwnLoss`.
+        per_member: whose targets.
+        weights: factors of the samples' losses, (B,) or (M, B); the function then returns the loss of each sample.
+    """
+    found = []
+    for k, answer in enumerate(outputs):
+        each = loss(answer, targets[k] if per_member else targets)
+        _check_own(each, loss, answer.shape[0], weights)
+        if weights is not None:
+            each = each * (weights[k] if weights.ndim == 2 else weights)
+        found.append(each.mean())
+    return torch.stack(found)
+
+
+def _check_own(each: Tensor, loss: OwnLoss, samples: int, weights: Tensor | None) -> None:
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if not isinstance(each, Tensor) or not each.is_floating_point():
+        raise OptionError(f"the loss {name} returned {type(each).__name__}; expected a tensor of floats.")
+    if each.shape == (samples,) or (each.ndim == 0 and weights is None):
+        return
+    wanted = "" if weights is not None else "their mean, of shape (), or "
+    why = ", which sample weights are for" if weights is not None else ""
+    raise OptionError(
+        f"the loss {name} returned a tensor of shape {tuple(each.shape)} for {samples} samples of one member; expected "
+        f"{wanted}the loss of each, ({samples},){why}."
+    )
 
 
 def _class_axis(outputs: Tensor, targets: Tensor) -> int:

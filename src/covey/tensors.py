@@ -7,6 +7,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+
+def rows_of(tree: Any, rows: Tensor) -> Any:
+    """Some samples of a batch, which is a tensor, or a tuple or dict of tensors with the samples on axis 0.
+
+    >>> rows_of({"x": torch.tensor([5, 6, 7])}, torch.tensor([2, 0]))
+    {'x': tensor([7, 5])}
+    """
+    if isinstance(tree, Tensor):
+        return tree[rows]
+    return tree_map(lambda leaf: leaf[rows] if isinstance(leaf, Tensor) and leaf.ndim else leaf, tree)
+
+
+def moved(tree: Any, device: torch.device) -> Any:
+    """A tensor, or every tensor of a tuple or dict, on a device."""
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def key(name: str) -> str:

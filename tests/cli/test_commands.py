@@ -1,4 +1,8 @@
-"""Each command through the real entry point, as a user's shell would start it; one small run serves them all."""
+"""Each command through its entry point; one small run serves them all.
+
+A process of its own, as a user's shell would start it, takes seconds to import torch and everything around it. So
+training, mistakes and several processes are tried that way, and the other commands in this process.
+"""
 
 import csv
 import json
@@ -6,11 +10,13 @@ import os
 import platform
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from covey.cli.main import main
 from covey.cli.memory import keep_freed_memory
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +39,25 @@ def covey(*words, folder, code=0):
     environment = os.environ | own
     command = [sys.executable, "-m", "covey.cli", *map(str, words)]
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=170, check=False
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=230, check=False
     )
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr
+
+
+@pytest.fixture
+def here(place, monkeypatch, capsys):
+    """Runs a command in this process; returns what it printed."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # a command replaces it
+
+    def run(*words):
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +81,23 @@ def test_train_writes_the_full_settings(place):
     assert sum(1 for _ in csv.DictReader((place / "run" / "history.csv").read_text().splitlines())) == 2
 
 
-def test_evaluate(place):
-    out, _ = covey("evaluate", "run", "--json", "--limit", 100, "--no-report", folder=place)
+def test_evaluate(place, here):
+    out = here("evaluate", "run", "--json", "--limit", 100, "--no-report")
     scores = json.loads(out)
     assert 0.5 < scores["ensemble"]["accuracy"] <= 1
     assert (place / "run" / "evaluation.json").exists()
     assert not (place / "run" / "report.html").exists()
-    out, _ = covey("evaluate", "run", folder=place)
+    out = here("evaluate", "run")
     assert f"report: {Path('run') / 'report.html'}" in out
     page = (place / "run" / "report.html").read_text()
     assert "batch-ensemble on digits" in page
     assert (place / "run" / "report.md").exists()
 
 
-def test_predict(place):
+def test_predict(place, here):
     digits = np.random.default_rng(0).integers(0, 255, (3, 1, 8, 8), dtype=np.uint8)
     np.save(place / "x.npy", digits)
-    out, _ = covey("predict", "run", "x.npy", folder=place)
+    out = here("predict", "run", "x.npy")
     rows = list(csv.DictReader(out.splitlines()))
     assert len(rows) == 3
     for row in rows:
@@ -85,19 +106,20 @@ def test_predict(place):
         assert row["prediction"] == max(probabilities, key=probabilities.__getitem__)
 
 
-def test_show_methods_and_data(place):
-    out, _ = covey("show", "run", folder=place)
+def test_show_methods_and_data(place, here):
+    out = here("show", "run")
     assert "method    batch-ensemble members=2" in out
     assert "of the network's" in out
-    out, _ = covey("methods", folder=place)
+    out = here("methods")
     assert "batch-ensemble" in out and "late-phase" in out  # noqa: PT018
-    out, _ = covey("data", "digits", "--sheet", "sheet.png", folder=place)
+    out = here("data", "digits", "--sheet", "sheet.png")
     assert "1,259 train, 179 validation, 359 test" in out
     assert (place / "sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow  # three processes, each with its imports
 @pytest.mark.timeout(240)
-def test_compare_in_two_processes(place):
+def test_compare_in_two_processes(place, here):
     words = [
         "--methods",
         "single",
@@ -106,18 +128,17 @@ def test_compare_in_two_processes(place):
         "digits",
         "--folder",
         "both",
-        "--jobs",
-        2,
     ]
-    out, _ = covey("compare", *words, *SMALL, folder=place)
+    out, _ = covey("compare", *words, "--jobs", 2, *SMALL, folder=place)
     assert "single seed 0: done" in out
     assert "multi-head members=2 seed 0: done" in out
     assert "multi-head members=2" in (place / "both" / "report.html").read_text()
     times = {p: p.stat().st_mtime_ns for p in (place / "both").rglob("*.safetensors")}
-    covey("compare", *words, *SMALL, folder=place)  # what is done is not done again
+    here("compare", *words, *SMALL)  # what is done is not done again
     assert {p: p.stat().st_mtime_ns for p in (place / "both").rglob("*.safetensors")} == times
 
 
+@pytest.mark.slow  # starts a cluster
 @pytest.mark.timeout(240)
 def test_compare_on_ray(place):
     pytest.importorskip("ray")
@@ -126,14 +147,13 @@ def test_compare_on_ray(place):
     assert "[1/1] single seed 0: done" in out
 
 
-@pytest.mark.timeout(240)
-def test_reproduce(place):
+def test_reproduce(place, here):
     (place / "tiny.toml").write_text(
         'method = "multi-head"\n[about]\npaper = "none"\ntable = "Table 0"\nreports = "nothing"\n'
         '[dataset]\ndata = "digits"\n[network]\nnetwork = "mlp"\n[recipe]\nepochs = 100\n'
         "[small]\nepochs = 1\nsamples = 200\n"
     )
-    out, _ = covey("reproduce", "tiny.toml", "--scale", "small", folder=place)
+    out = here("reproduce", "tiny.toml", "--scale", "small")
     assert "the paper reports: nothing" in out
     stored = json.loads((place / "runs" / "tiny-small" / "multi-head-0" / "settings.json").read_text())
     assert (stored["recipe"]["epochs"], stored["dataset"]["samples"]) == (1, 200)

@@ -428,6 +428,20 @@ def test_what_cannot_start_late_says_why(make, error, words):
         make()
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (late(NORMS, 2, restart="0.weight"), "'0.weight', which all members share"),
+        (late(covey.Replicate(members=3, where=()), 2, freeze=True), "Replicate has none that do"),
+        (late(covey.Masksembles(members=3), 2, freeze=True), "Masksembles has none that do"),
+    ],
+)
+def test_what_cannot_start_late_says_so_before_any_work(method, words, tmp_path):
+    with pytest.raises(ConversionError, match=words):
+        run(method, folder=tmp_path)
+    assert not list(tmp_path.rglob("*.safetensors"))  # not even the checkpoint before the first step
+
+
 def test_only_one_member_can_be_widened():
     ensemble = covey.convert(network(), NORMS, example=EXAMPLE)
     with pytest.raises(ConversionError, match="widened from one member"):

@@ -1,5 +1,6 @@
 """Data sets: known ones by name, and the user's own images, tables, arrays and texts."""
 
+from covey.data.adapt import adapt
 from covey.data.augment import Augment, train_batch
 from covey.data.batches import batches, epoch_order
 from covey.data.catalogue import KNOWN
@@ -15,6 +16,7 @@ __all__ = [
     "Data",
     "Normalisation",
     "Split",
+    "adapt",
     "batches",
     "contact_sheet",
     "download",

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from covey.data import keyed
 from covey.data.container import Data
 from covey.data.randaugment import rand_augment
 from covey.errors import OptionError
+from covey.seeds import random_state_kept, seed_of
 
 Keys = tuple[int | Tensor, ...]
 
@@ -73,7 +76,7 @@ class Augment:
 
 def train_batch(
     data: Data, indices: Tensor, augment: Augment, *, seed: int, epoch: int, member: int | Tensor = 0
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, Tensor]:
     """Training samples as a network takes them: augmented, normalised and mixed.
 
     Args:
@@ -86,28 +89,47 @@ def train_batch(
             same sample see it differently.
 
     Returns:
-        Inputs (*indices.shape, ...), and targets (*indices.shape, ...): as stored, or with mixup or cutmix a
-        table of probabilities (*indices.shape, C) for classes.
+        Inputs (*indices.shape, ...), a tensor or a tuple or dict of them as the data have it, and targets
+        (*indices.shape, ...): as stored, or with mixup or cutmix a table of probabilities (*indices.shape, C) for
+        classes.
     """
     if augment.needs_images and len(data.shape) != 3:
         raise OptionError(
             f"area, pad, flip, operations, cutout and cutmix need images; these inputs have shape {data.shape}. "
             "Switch them off, or use mixup alone"
         )
+    if (augment.mixup or augment.cutmix) and not (data.shape and data.train.by_number):
+        raise OptionError(
+            "mixup and cutmix mix a sample's one tensor with any other's of the training data; inputs of "
+            "several tensors, and streams of batches, have none to draw. Switch them off"
+        )
     flat = indices.reshape(-1)
     who = member.expand(indices.shape).reshape(-1) if isinstance(member, Tensor) else member
-    inputs, targets = _augmented(data, flat, augment, (seed, epoch, who))
+    if data.train.in_memory and data.transform is None:
+        inputs, targets = _made(data, flat, augment, (seed, epoch, who))
+    else:  # a data set's own code and a transform may draw from torch's random numbers, which must repeat
+        with random_state_kept(seed=seed_of(seed, "batch", epoch, *flat[:1].tolist(), len(flat))):
+            inputs, targets = _made(data, flat, augment, (seed, epoch, who))
+    if indices.ndim == 1:
+        return inputs, targets
+    return tree_map(lambda leaf: _in_shape(leaf, indices.shape), (inputs, targets))
+
+
+def _made(data: Data, flat: Tensor, augment: Augment, keys: Keys) -> tuple[Any, Tensor]:
+    inputs, targets = _augmented(data, flat, augment, keys)
     if augment.mixup or augment.cutmix:
-        inputs, targets = _mixed(data, flat, inputs, targets, augment, (seed, epoch, who))
-    return (
-        inputs.reshape(*indices.shape, *inputs.shape[1:]),
-        targets.reshape(*indices.shape, *targets.shape[1:]),
-    )
+        return _mixed(data, flat, inputs, targets, augment, keys)
+    return inputs, targets
 
 
-def _augmented(data: Data, indices: Tensor, augment: Augment, keys: Keys) -> tuple[Tensor, Tensor]:
+def _in_shape(leaf: Any, shape: torch.Size) -> Any:
+    """A batch's tensor (M B, ...) as (M, B, ...); what is no tensor of samples stays as it is."""
+    return leaf.reshape(*shape, *leaf.shape[1:]) if isinstance(leaf, Tensor) and leaf.ndim else leaf
+
+
+def _augmented(data: Data, indices: Tensor, augment: Augment, keys: Keys) -> tuple[Any, Tensor]:
     """Samples (B,) after everything that concerns one image at a time."""
-    inputs, targets = data.train.inputs[indices], data.train.targets[indices]
+    inputs, targets = data.train.read(indices)
     if augment.area:
         inputs = resized_crop(inputs, keyed.uniform(indices, (*keys, _AREA), 4), augment.area)
     if augment.pad or augment.flip:
@@ -124,6 +146,8 @@ def _augmented(data: Data, indices: Tensor, augment: Augment, keys: Keys) -> tup
         u = keyed.uniform(indices, (*keys, _CUTOUT), 2)
         inside = box(inputs.shape[-2:], u * u.new_tensor([height, width]), u.new_tensor(augment.cutout))
         inputs = inputs.masked_fill(inside, 0.0)
+    if data.transform is not None:
+        inputs = data.transform(inputs)
     return inputs, targets.long() if data.task == "language" else targets
 
 

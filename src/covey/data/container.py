@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+
+from covey.tensors import rows_of
 
 Task = Literal["classification", "regression", "language"]
 
@@ -17,15 +20,38 @@ class Split:
 
     Args:
         inputs: images (N, C, H, W) uint8 or float, tables (N, D) float32, text (N, T) uint8 (a view of the
-            bytes).
+            bytes); or a tuple or dict of such tensors, where a network takes several.
         targets: classes (N,) int64, numbers (N,) float32, or the next bytes (N, T) uint8.
     """
 
-    inputs: Tensor
+    inputs: Any
     targets: Tensor
 
+    by_number: ClassVar[bool] = True
+    """Whether samples have numbers and can be read in any order; else they come batch after batch."""
+
+    in_memory: ClassVar[bool] = True
+    """Whether `inputs` and `targets` are the samples themselves; else `read` fetches them."""
+
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.targets)
+
+    def read(self, rows: Tensor) -> tuple[Any, Tensor]:
+        """Inputs and targets of the samples with these numbers, (B,)."""
+        return rows_of(self.inputs, rows), self.targets[rows]
+
+    def example(self) -> Any:
+        """The inputs of the first two samples."""
+        return self.read(torch.arange(min(2, len(self))))[0]
+
+    def in_order(self, size: int, *, first: int = 0, every: int = 1) -> Iterator[tuple[Any, Tensor]]:
+        """All samples in batches, as they lie; or of the batches the one numbered `first` and each `every`-th after."""
+        for rows in torch.arange(len(self)).split(size)[first::every]:
+            yield self.read(rows)
+
+    def shown(self, rows: Tensor) -> Tensor:
+        """The numbers of these samples as their owner knows them."""
+        return rows
 
     def take(self, indices: Tensor) -> Split:
         """The samples with these numbers, in this order; the very same tensors if it is all of them."""
@@ -70,6 +96,9 @@ class Data:
         target_normalisation: regression targets are standardised; this leads back to their unit.
         record: how all this came about, JSON-able: source, seed, counts, digests of the indices, columns,
             notes.
+        transform: called on the inputs of every training batch; see `covey.data.adapt`.
+        class_weights: factor of the loss of each class's samples, (C,), or None.
+        sample_weights: factor of the loss of each training sample, (N,), or None.
     """
 
     train: Split
@@ -82,13 +111,16 @@ class Data:
     normalisation: Normalisation | None = None
     target_normalisation: Normalisation | None = None
     record: dict[str, Any] = field(default_factory=dict)
+    transform: Callable[[Any], Any] | None = None
+    class_weights: Tensor | None = None
+    sample_weights: Tensor | None = None
 
     @property
     def outputs(self) -> int:
         """How many numbers a network has to answer with: one per class, or one for a regression."""
         return len(self.classes) or 1
 
-    def prepare(self, inputs: Tensor) -> Tensor:
+    def prepare(self, inputs: Any) -> Any:
         """Inputs as a network takes them: images normalised, bytes as int64, tables as they are."""
         if self.task == "language":
             return inputs.long()

@@ -113,7 +113,9 @@ def load(
         "notes": [*raw.notes, *column_notes(columns)],
     }
     return Data(
-        **parts,
+        parts["train"],
+        parts["validation"],
+        parts["test"],
         task=raw.task,
         classes=raw.classes,
         shape=shape,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from covey.data import train_batch
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
 from covey.networks import statistics
+from covey.tensors import moved
 from covey.train.recipe import Recipe
 from covey.train.schedules import epoch_of
 from covey.train.state import Job, Phase, State
@@ -125,11 +127,15 @@ def _averaging(phase: Phase, start: int) -> Phase:
     return replace(phase, after_epoch=after_epoch, finish=finish)
 
 
-def training_inputs(job: Job) -> Iterator[Tensor]:
+def training_inputs(job: Job) -> Iterator[Any]:
     """One pass over the training inputs as a run sees them, augmented but not mixed, in batches (B, ...)."""
+    if not job.data.train.by_number:
+        for inputs, _ in islice(job.data.train.in_order(job.recipe.batch), job.stream.per_epoch):
+            yield moved(job.data.prepare(inputs), job.fabric.device)
+        return
     augment = replace(job.recipe.augment, mixup=0.0, cutmix=0.0)
     first = job.recipe.epochs * job.stream.per_epoch
     for number in range(first, first + job.stream.per_epoch):
         epoch, indices = job.stream[number]
         inputs, _ = train_batch(job.data, indices, augment, seed=job.recipe.seed, epoch=epoch)
-        yield inputs.to(job.fabric.device)
+        yield moved(inputs, job.fabric.device)

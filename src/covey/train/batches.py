@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.data import epoch_order
+from covey.data import Split, epoch_order
+from covey.data.sources import Passing
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
 from covey.seeds import generator_of, seed_of
@@ -25,10 +26,11 @@ class Stream:
         samples: N.
         batch: samples in a minibatch; the last one of an epoch may have fewer, and is used.
         seed: of the orders.
+        shuffle: False for the order in which the samples lie, in every epoch.
     """
 
-    def __init__(self, samples: int, batch: int, seed: int) -> None:
-        self.samples, self.batch, self.seed = samples, batch, seed
+    def __init__(self, samples: int, batch: int, seed: int, shuffle: bool = True) -> None:
+        self.samples, self.batch, self.seed, self.shuffle = samples, batch, seed, shuffle
         self.per_epoch = -(-samples // batch)
         self._orders: dict[tuple[int, int], Tensor] = {}  # by epoch and seed
 
@@ -44,8 +46,58 @@ class Stream:
         epoch, place = divmod(number, self.per_epoch)
         if (epoch, seed) not in self._orders:
             kept = {key: order for key, order in self._orders.items() if abs(key[0] - epoch) <= 1}
-            self._orders = {**kept, (epoch, seed): epoch_order(self.samples, seed=seed, epoch=epoch)}
+            order = torch.arange(self.samples)
+            if self.shuffle:
+                order = epoch_order(self.samples, seed=seed, epoch=epoch)
+            self._orders = {**kept, (epoch, seed): order}
         return epoch, self._orders[epoch, seed][place * self.batch : (place + 1) * self.batch]
+
+    def smallest(self) -> tuple[int, int]:
+        """The number of an epoch's smallest minibatch, and its samples."""
+        return self.per_epoch - 1, self.samples % self.batch or self.batch
+
+    def release(self, number: int) -> None:
+        """Minibatches before this one are not asked for again."""
+
+
+class Passes(Stream):
+    """The batches of a loader as an endless row of minibatches, as they come.
+
+    Args:
+        part: what is read.
+        batch: samples in a minibatch, where the data set makes no batches itself.
+        seed: of what is random in reading.
+    """
+
+    def __init__(self, part: Passing, batch: int, seed: int) -> None:
+        self.part, self.batch, self.seed, self.samples = part, batch, seed, 0
+        self.per_epoch = part.per_epoch(batch)
+        part.reading.restart()
+
+    def of_member(self, number: int, k: int) -> tuple[int, Tensor]:
+        """Not to be had: the order is the loader's."""
+        raise OptionError(
+            "plan 'shuffled' lets each member see the samples in an order of its own, and the data come as a "
+            "stream in one order. Choose another plan, or give a Dataset."
+        )
+
+    def _minibatch(self, number: int, seed: int) -> tuple[int, Tensor]:
+        return number // self.per_epoch, self.part.fetch(number, size=self.batch, seed=seed)
+
+    def smallest(self) -> tuple[int, int]:
+        """The first minibatch, since others are not known before they come."""
+        return 0, len(self[0][1])
+
+    def release(self, number: int) -> None:
+        """Forget the minibatches before this one."""
+        self.part.release(number)
+
+
+def stream_of(part: Split, batch: int, seed: int, *, shuffle: bool) -> Stream:
+    """The minibatches of a training set, whatever it is."""
+    if isinstance(part, Passing):
+        return Passes(part, batch, seed)
+    return Stream(len(part), batch, seed, shuffle)
 
 
 @dataclass(frozen=True)
@@ -162,9 +214,11 @@ def check_plan(name: str, stream: Stream, ensemble: Ensemble, chunk: int | None)
             f"{type(ensemble.method).__name__} makes its members' batches itself; "
             f"{what} does not go with it. Leave it out."
         )
+    if name == "shuffled":
+        stream.of_member(0, 0)  # a stream of batches has no such order, and says so
     if name == "split":
-        least = stream.samples % stream.batch or stream.batch
-        if min(least, stream.batch) < ensemble.members:
+        _, least = stream.smallest()
+        if least < ensemble.members:
             raise OptionError(
                 f"plan 'split' gives each of the {ensemble.members} members a part of every minibatch, and one of "
                 f"them has {least} samples ({stream.samples} in batches of {stream.batch}). Choose another batch."

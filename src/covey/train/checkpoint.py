@@ -7,6 +7,7 @@ the minibatches consumed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import shutil
@@ -22,7 +23,7 @@ from covey import layout
 from covey.errors import CoveyError, StoreError, TrainingError
 from covey.files import whole
 from covey.run import WAYS
-from covey.schema import Both, Either, Many, Named, Number, Plain, Record, Whole, Word, check
+from covey.schema import Both, Either, Many, Maybe, Named, Number, Plain, Record, Truth, Whole, Word, check
 from covey.tensor_files import listing, read_tensors, write_tensors
 from covey.train.recipe import Recipe
 from covey.train.state import Job, State
@@ -44,7 +45,11 @@ SPEC = Record(
         "precision": Named(),
         "settings": Record(dict.fromkeys(("recipe", "method", "data"), Plain())),
     },
-    optional={"tensors": Named(Many(least=2, most=2)), "measured": Named(Many(Many(Whole(), most=3)))},
+    optional={
+        "tensors": Named(Many(least=2, most=2)),
+        "measured": Named(Many(Many(Whole(), most=3))),
+        "groups": Many(Named(Maybe(Either((Word(), Number(), Truth(), Many(Number())))))),
+    },
 )
 """What the record of a checkpoint looks like."""
 
@@ -124,6 +129,8 @@ def save(job: Job, state: State) -> Path | None:
         "settings": settings(job),
         "tensors": listing(tensors),
     }
+    if job.optimizer is not None:
+        about["groups"] = [_plain_group(group) for group in state.optimizer.param_groups]
     folder = folder_of(job.folder)
     try:
         path = write_tensors(folder, f"{state.consumed:010d}", tensors, about)
@@ -210,9 +217,12 @@ def restore(job: Job, state: State, about: dict[str, Any], tensors: dict[str, Te
     state.ensemble.measured = dict(about.get("measured", {}))
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     state.optimizer.state.clear()
-    stored = _optimizer_state(about["optimizer"], parts["optimizer"], parameters, job.recipe.optimizer)
+    kind = None if job.optimizer is not None else job.recipe.optimizer
+    stored = _optimizer_state(about["optimizer"], parts["optimizer"], parameters, kind)
     for index, values in stored.items():
         state.optimizer.state[parameters[index]] = values
+    for group, values in zip(state.optimizer.param_groups, about.get("groups", ()), strict=False):
+        group |= values
     state.consumed, state.steps = about["consumed"], about["steps"]
     state.rows, state.notes, state.kept = about["rows"], about["notes"], parts["kept"]
     job.fabric.strategy.precision.load_state_dict(about["precision"])
@@ -237,7 +247,7 @@ def _check_model(ours: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
 
 
 def _optimizer_state(
-    plain: dict[str, dict[str, Any]], tensors: dict[str, Tensor], parameters: list[Tensor], kind: str
+    plain: dict[str, dict[str, Any]], tensors: dict[str, Tensor], parameters: list[Tensor], kind: str | None
 ) -> dict[int, dict[str, Any]]:
     """What the optimiser remembers of each parameter, by the parameter's number."""
     places = {str(index): index for index in range(len(parameters))}
@@ -248,7 +258,8 @@ def _optimizer_state(
         place, _, key = name.partition(":")
         found.setdefault(_placed(place, places), {})[key] = tensor
     for index, values in found.items():
-        _check_moments(index, values, parameters[index], kind)
+        if kind is not None:  # what an optimiser of the user's own remembers, only it knows
+            _check_moments(index, values, parameters[index], kind)
     return found
 
 
@@ -287,8 +298,43 @@ def settings(job: Job) -> dict[str, Any]:
     recipe = asdict(job.recipe)
     recipe.pop("checkpoint")
     record = {key: job.data.record.get(key) for key in ("source", "indices_sha256")}
-    found = {"recipe": recipe, "method": job.way, "data": record}
+    found = {"recipe": recipe, "method": job.way, "data": record, "own": _own(job)}
     return json.loads(json.dumps(found, default=str))
+
+
+def _own(job: Job) -> dict[str, str | None]:
+    """What the user brought of functions and weights, in words that are the same for the same thing."""
+    data = job.data
+    return {
+        "loss": None if isinstance(job.loss, str) else _called(job.loss),
+        "optimizer": _called(job.optimizer),
+        "schedule": _called(job.schedule),
+        "transform": _called(data.transform),
+        "class_weight": None if data.class_weights is None else str(data.class_weights.tolist()),
+        "sample_weight": None
+        if data.sample_weights is None
+        else hashlib.sha256(repr(data.sample_weights.tolist()).encode()).hexdigest(),
+    }
+
+
+def _called(function: Any) -> str | None:
+    """A function's name, or an object's description without its place in memory."""
+    if function is None:
+        return None
+    inner = getattr(function, "func", function)  # of functools.partial
+    return str(getattr(inner, "__qualname__", type(inner).__qualname__))
+
+
+def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
+    """What an optimiser keeps of a group besides its parameters, as JSON holds it."""
+    plain = (str, int, float, bool, type(None), tuple, list)
+    odd = [key for key, value in group.items() if key != "params" and not isinstance(value, plain)]
+    if odd:
+        raise StoreError(
+            f"the optimiser keeps {odd[0]!r} as {type(group[odd[0]]).__name__} in its groups, which a "
+            "checkpoint cannot hold. Train without a folder, or choose another optimiser."
+        )
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def check_settings(path: Path, stored: dict[str, Any], now: dict[str, Any]) -> None:
@@ -298,7 +344,7 @@ def check_settings(path: Path, stored: dict[str, Any], now: dict[str, Any]) -> N
     """
     defaults = {"recipe": json.loads(json.dumps(asdict(Recipe()), default=str))}
     for part in now:
-        found = _difference(part, stored.get(part), now[part], defaults.get(part))
+        found = _difference(part, stored.get(part, {}), now[part], defaults.get(part))
         if found is not None:
             raise StoreError(
                 f"{path} was written with other settings: {found}. Resume with the same, or start in another folder."

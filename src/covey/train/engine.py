@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from covey.data import Data
+from covey.data import adapt
 from covey.ensemble import Ensemble
 from covey.layout import Layout
 from covey.locks import locked
+from covey.losses import OwnLoss
 from covey.method import Method, Training
 from covey.seeds import random_state_kept
 from covey.store import save as save_ensemble
 from covey.train import checkpoint, history
+from covey.train.callbacks import Callbacks
 from covey.train.history import History
-from covey.train.optimizer import carry, set_lr
-from covey.train.prepare import check_state, launched, make_job, settle
+from covey.train.optimizer import carry, make_schedule, set_lr
+from covey.train.prepare import Own, check_state, has_validation, launched, make_job, settle
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, State
 from covey.train.steps import STEPS
-from covey.train.tensorboard import Board
 from covey.train.watch import (
     chosen_score,
     filled_with,
@@ -43,50 +45,68 @@ _log = logging.getLogger("covey")
 
 def fit(
     network: nn.Module | Sequence[nn.Module],
-    data: Data,
+    data: Any,
     recipe: Recipe | None = None,
     *,
     method: Method | Training | None = None,
     folder: str | Path | None = None,
     machine: Machine | None = None,
     resume: bool = False,
+    loss: OwnLoss | None = None,
+    optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+    schedule: Callable[[Optimizer, int], Any] | None = None,
+    callbacks: Sequence[Any] = (),
 ) -> History:
     """Train an ensemble, or a plain network, which is made into an ensemble first.
 
     Args:
         network: an ensemble, which is trained in place, or a plain network, which stays as it is; or several
             networks, for a method whose members may differ.
-        data: what to train on, such as `covey.data.load` gives.
+        data: what to train on: (X, y), a torch Dataset or DataLoader, a Hugging Face dataset, a dict of such by
+            "train", "validation" and "test", what `covey.data.load` gives, or its name. `covey.data.adapt` has
+            options for them: the task, the label, the share to validate on, weights, transforms.
         recipe: how to train.
         method: what makes a plain network an ensemble; without it the network is an ensemble of one.
         folder: where to write settings, history, checkpoints and the trained ensemble; None writes nothing.
         machine: where to train: devices, precision, shards.
         resume: go on from the newest whole checkpoint in `folder`, if there is one.
+        loss: a loss of your own, called for each member with its outputs (B, ...) and the targets (B, ...); a
+            regression's targets are (B, 1). It returns the mean over the samples, (), or the loss of each, (B,).
+        optimizer: makes an optimiser of your own out of parameter groups, as `Ensemble.param_groups` gives them;
+            their lr and weight_decay are the recipe's.
+        schedule: makes one of torch's learning-rate schedulers out of the optimiser and the number of minibatches of
+            the run; it steps once for every minibatch, from the recipe's lr.
+        callbacks: what is told of steps, epochs and the end; see `covey.train.Callback`.
 
     Returns:
         The history of the run, with the trained ensemble.
     """
     recipe, machine = recipe or Recipe(), machine or Machine()
+    data = adapt(data)
+    own = Own(loss, optimizer, schedule, callbacks)
     with ExitStack() as stack:
         fabric = stack.enter_context(launched(machine))
         if folder is not None and fabric.global_rank == 0:
             stack.enter_context(locked(folder))
-        job = make_job(fabric, network, data, recipe, machine, method, folder, resume=resume)
+        job = make_job(fabric, network, data, recipe, machine, method, folder, own=own, resume=resume)
         with random_state_kept(fabric.device):
             state, resumed = _restore(job, network) if resume else (None, None)
             if state is None:
                 state = _begin(job, network)
             with checkpoint.going_on(resumed, job):
-                ended = _train(job, state)
-                ensemble = _finish(job, state)
+                told = Callbacks(job)
+                with told.until_end(state) as why:
+                    ended = _train(job, state, told)
+                    ensemble = _finish(job, state)
+                    why.append(ended)
     return History(ensemble, state.rows, job.folder, resumed, ended)
 
 
-def _train(job: Job, state: State) -> str:
+def _train(job: Job, state: State, callbacks: Callbacks) -> str:
     """The loop: phase after phase, step after step; returns why it ended."""
     recipe, stream = job.recipe, job.stream
-    bar, board, started = progress_bar(job, state), Board(job), time.perf_counter()
-    with bar, board:
+    bar, started = progress_bar(job, state), time.perf_counter()
+    with bar:
         while True:
             if state.consumed >= job.ends(state.phase):
                 if state.phase == len(job.phases) - 1:
@@ -94,21 +114,23 @@ def _train(job: Job, state: State) -> str:
                 _enter(job, state, state.phase + 1)
 
             epoch = state.consumed // stream.per_epoch
-            rate = job.rate(state.phase, state.consumed / stream.per_epoch)
-            set_lr(state.optimizer, rate / recipe.lr)
+            stream.release(state.consumed)
+            rate = _set_rate(job, state)
             losses, used = STEPS[job.phases[state.phase].step].take(job, state)
             state.consumed += used
             state.steps += 1
+            _advance_schedule(state, used)
             _count(state, losses)
             if recipe.ema:
                 update_average(state, recipe.ema)
             bar.update(used)
+            callbacks.step(state, losses)
 
             done = state.consumed // stream.per_epoch
             if done > epoch:
                 row = _close_epoch(job, state, done, rate, time.perf_counter() - started)
                 bar.set_postfix(headline(row))
-                board.write(row)
+                callbacks.epoch(state)
                 if recipe.patience is not None and state.notes.get("waited", 0) >= recipe.patience:
                     checkpoint.save(job, state)
                     return f"{recipe.patience} epochs without a better validation score"
@@ -116,11 +138,26 @@ def _train(job: Job, state: State) -> str:
                 checkpoint.save(job, state)
 
 
+def _set_rate(job: Job, state: State) -> float:
+    """Set the learning rate of the next step; the user's own schedule has set it already."""
+    if state.scheduler is not None:
+        return float(state.optimizer.param_groups[0]["lr"])
+    rate = job.rate(state.phase, state.consumed / job.stream.per_epoch)
+    set_lr(state.optimizer, rate / job.recipe.lr)
+    return rate
+
+
+def _advance_schedule(state: State, minibatches: int) -> None:
+    if state.scheduler is not None:
+        for _ in range(minibatches):
+            state.scheduler.step()
+
+
 def _close_epoch(job: Job, state: State, epoch: int, lr: float, seconds: float) -> dict[str, Any]:
     """Validate, write the epoch's record, and let the phase's hook do its part."""
     phase, recipe = job.phases[state.phase], job.recipe
     row: dict[str, Any] = {"epoch": epoch, "phase": state.phase, "lr": lr, "loss": _mean_loss(state)}
-    if len(job.data.validation):
+    if has_validation(job.data):
         answer = phase.answer(job, state) if phase.answer is not None else state.ensemble
         with filled_with(answer, state.recall("ema") if phase.answer is None else {}) as ensemble:
             scores = validate(job, ensemble, job.data.validation, epoch)
@@ -146,7 +183,8 @@ def _close_epoch(job: Job, state: State, epoch: int, lr: float, seconds: float) 
 def _begin(job: Job, network: nn.Module | Sequence[nn.Module]) -> State:
     """The state before the first step, written down, so that a folder that cannot be used is found out now."""
     ensemble = _placed(job, job.phases[0].build(network, job))
-    state = State(ensemble, STEPS[job.phases[0].step].optimizer(ensemble, job.recipe))
+    state = State(ensemble, STEPS[job.phases[0].step].optimizer(ensemble, job.recipe, job.optimizer))
+    _make_schedule(job, state)
     check_state(job, state)
     settle(job, state)
     if job.folder is not None and job.leads:
@@ -160,7 +198,8 @@ def _enter(job: Job, state: State, number: int) -> None:
     before, old = state.ensemble, state.optimizer
     phase = job.phases[number]
     state.ensemble = _placed(job, phase.build(before, job))
-    state.optimizer = STEPS[phase.step].optimizer(state.ensemble, job.recipe)
+    state.optimizer = STEPS[phase.step].optimizer(state.ensemble, job.recipe, job.optimizer)
+    _make_schedule(job, state)
     carry(before, old, state.ensemble, state.optimizer)
     state.phase = number
     for name in ("losses", "ema", "best"):  # of the object before
@@ -193,11 +232,23 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
         if layout != ensemble.layout:  # it was changed on the way
             ensemble.rebuild(layout, ensemble.networks())
         ensemble = _placed(job, ensemble)
-        optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe)
+        optimizer = STEPS[job.phases[about["phase"]].step].optimizer(ensemble, job.recipe, job.optimizer)
         state = State(ensemble, optimizer, phase=about["phase"])
+        made_with = [group["lr"] for group in optimizer.param_groups]
         checkpoint.restore(job, state, about, tensors)
+        if job.schedule is not None:  # it begins with the rates that the optimiser was made with
+            for group, rate in zip(optimizer.param_groups, made_with, strict=True):
+                group["lr"] = rate
+                group.pop("initial_lr", None)
+        _make_schedule(job, state)
     _log.info("resumed from %s, after %d minibatches", path, state.consumed)
     return state, path
+
+
+def _make_schedule(job: Job, state: State) -> None:
+    if job.schedule is not None:
+        total = job.recipe.epochs * job.stream.per_epoch
+        state.scheduler = make_schedule(job.schedule, state.optimizer, total, state.consumed)
 
 
 def _finish(job: Job, state: State) -> Ensemble:

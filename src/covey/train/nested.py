@@ -25,7 +25,7 @@ from covey.errors import OptionError, TrainingError
 from covey.losses import member_losses
 from covey.seeds import generator_of
 from covey.train.batches import Share
-from covey.train.optimizer import Groups, make_optimizer
+from covey.train.optimizer import Factory, Groups, make_optimizer
 from covey.train.recipe import Recipe
 from covey.train.state import Job, State
 from covey.train.step import accumulate_gradients, apply_gradients
@@ -142,10 +142,10 @@ class Rows:
                 row.grad = phi.grad[k] if phi.grad is not None and k in members else None
 
 
-def row_optimizer(ensemble: Ensemble, recipe: Recipe) -> Optimizer:
+def row_optimizer(ensemble: Ensemble, recipe: Recipe, own: Factory | None = None) -> Optimizer:
     """The recipe's optimiser over the members' rows, which it knows as `rows`."""
     rows = Rows(ensemble)
-    optimizer = make_optimizer(ensemble, recipe, instead=rows.in_place_of)
+    optimizer = make_optimizer(ensemble, recipe, own, instead=rows.in_place_of)
     optimizer.rows = rows  # type: ignore[attr-defined]
     return optimizer
 

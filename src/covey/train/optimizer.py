@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +16,19 @@ from covey.extras import load
 from covey.train.recipe import Recipe
 
 Groups = list[dict[str, Any]]
+Factory = Callable[[Groups], Optimizer]
 
 
 def make_optimizer(
-    ensemble: Ensemble, recipe: Recipe, *, instead: Callable[[Groups], Groups] | None = None
+    ensemble: Ensemble,
+    recipe: Recipe,
+    own: Factory | None = None,
+    *,
+    instead: Callable[[Groups], Groups] | None = None,
 ) -> Optimizer:
     """The recipe's optimiser over the ensemble's parameter groups, or over what `instead` makes of them.
 
-    Each group has `base`, its learning rate before the schedule.
+    Each group has `base`, its learning rate before the schedule. `own` makes another optimiser out of the groups.
     """
     groups = ensemble.param_groups(recipe.lr, recipe.decay)
     if not groups:
@@ -33,6 +39,8 @@ def make_optimizer(
         groups = instead(groups)
     for group in groups:
         group["base"] = group["lr"]
+    if own is not None:
+        return _own_optimizer(own, groups)
     if recipe.optimizer == "sgd":
         nesterov = recipe.nesterov and recipe.momentum > 0
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=nesterov)
@@ -43,6 +51,44 @@ def make_optimizer(
         return torch.optim.AdamW(groups, lr=recipe.lr, betas=betas)
     optim = load("timm.optim")
     return optim.Lamb(groups, lr=recipe.lr, betas=betas)
+
+
+def _own_optimizer(make: Factory, groups: Groups) -> Optimizer:
+    made = make(groups)
+    if not isinstance(made, Optimizer):
+        raise OptionError(
+            f"optimizer is a function of parameter groups that returns a torch optimiser, such as "
+            f"functools.partial(torch.optim.RMSprop, alpha=0.9); got {type(made).__name__} from it."
+        )
+    held = {id(p) for group in made.param_groups for p in group["params"]}
+    left_out = sum(id(p) not in held for group in groups for p in group["params"])
+    if left_out:
+        raise OptionError(
+            f"the optimiser leaves {left_out} of the ensemble's tensors out: give it all groups that it is "
+            "called with, and freeze what is not to learn (requires_grad_(False))."
+        )
+    for group in made.param_groups:
+        group.setdefault("base", group["lr"])
+    return made
+
+
+def make_schedule(make: Callable[[Optimizer, int], Any], optimizer: Optimizer, total: int, done: int) -> Any:
+    """The user's own schedule, as it is after `done` of `total` minibatches.
+
+    Schedules are functions of the steps that they took, so that nothing needs to be stored: they are taken again.
+    """
+    made = make(optimizer, total)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    if isinstance(made, plateau) or not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
+        raise OptionError(
+            "schedule is a function of an optimiser and the number of minibatches that returns one of "
+            f"torch's learning-rate schedulers, but not one that goes by a score; got {type(made).__name__} from it."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, that the optimiser takes no steps meanwhile
+        for _ in range(done):
+            made.step()
+    return made
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> None:

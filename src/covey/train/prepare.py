@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from covey import registry
 from covey.combine import class_axis
 from covey.conversion import convert
 from covey.data import Data
+from covey.data.sources import Passing
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError, TrainingError
 from covey.extras import load
-from covey.losses import LossName
+from covey.losses import LossName, OwnLoss
 from covey.method import Method, Training, Turn
 from covey.methods.replicate import Replicate
+from covey.networks.calls import arguments, pick
 from covey.networks.modes import evaluating
 from covey.seeds import random_state_kept
+from covey.tensors import moved
 from covey.train import checkpoint, ranks
 from covey.train.alone import Alone
 from covey.train.averaging import averaged, training_inputs
-from covey.train.batches import PLANS, Microbatch, Stream, check_plan, microbatches
+from covey.train.batches import PLANS, Microbatch, check_plan, microbatches, stream_of
+from covey.train.callbacks import check_callbacks
 from covey.train.recipe import Machine, Recipe
 from covey.train.samples import check_labels
 from covey.train.state import Job, Phase, State
@@ -37,6 +44,9 @@ from covey.train.watch import chosen_score
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+_log = logging.getLogger("covey")
 
 
 @contextmanager
@@ -81,6 +91,38 @@ def steady() -> None:
         function(one)
 
 
+@dataclass(frozen=True)
+class Own:
+    """What the user brings of training: a loss, an optimiser, a schedule, callbacks. See `covey.fit`."""
+
+    loss: OwnLoss | None = None
+    optimizer: Callable[[Any], Optimizer] | None = None
+    schedule: Callable[[Optimizer, int], Any] | None = None
+    callbacks: Sequence[Any] = ()
+
+    def check(self, data: Data, recipe: Recipe) -> None:
+        """Refuse what is none of these, and what does not go together."""
+        for name in ("loss", "optimizer", "schedule"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise OptionError(
+                    f"{name} is a function of your own; got {value!r}. Those that covey has are chosen in "
+                    f"Recipe({name}=...)."
+                )
+        check_callbacks(self.callbacks)
+        if self.loss is None:
+            return
+        if data.class_weights is not None:
+            raise OptionError(
+                "class_weight is for covey's losses; a loss of your own takes its own, or sample_weight."
+            )
+        if recipe.loss != "auto" or recipe.smoothing or recipe.ignore_index is not None:
+            raise OptionError(
+                "loss= is a function of your own, so the recipe's loss, smoothing and ignore_index have no "
+                "meaning; leave them out."
+            )
+
+
 def make_job(
     fabric: Fabric | Alone,
     network: nn.Module | Sequence[nn.Module],
@@ -90,9 +132,11 @@ def make_job(
     method: Any,
     folder: str | Path | None,
     *,
+    own: Own | None = None,
     resume: bool,
 ) -> Job:
     """Check what was asked for, and put it together."""
+    own = own or Own()
     given = [network] if isinstance(network, nn.Module) else network
     if isinstance(given, str) or not given or not all(isinstance(net, nn.Module) for net in given):
         raise OptionError(f"network is a torch.nn.Module or an ensemble; got {type(network).__name__}.")
@@ -100,12 +144,14 @@ def make_job(
         raise OptionError(f"{len(given)} networks were given, which only method= can make an ensemble of.")
     if isinstance(network, Ensemble) and method is not None:
         raise OptionError("network is an ensemble already, so method= has no meaning; leave it out.")
-    if not len(data.train):
+    if data.train.by_number and not len(data.train):
         raise DataError("the data have no training samples.")
-    if (recipe.keep == "best" or recipe.patience is not None) and not len(data.validation):
+    if (recipe.keep == "best" or recipe.patience is not None) and not has_validation(data):
         raise OptionError(
             "keep='best' and patience go by a validation score, and the data have no validation samples."
         )
+    own.check(data, recipe)
+    data = _with_classes(given[0], data)
     check_labels(data, recipe)
     chosen_score(data, recipe.choose)
     if resume and folder is None:
@@ -120,17 +166,94 @@ def make_job(
     for phase in phases:
         if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
             raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
+        _check_own_pace(phase, recipe, own)
+    if resume and isinstance(data.train, Passing):
+        _log.info(
+            "training batches come as a stream: a resumed run ends with the same numbers only if the stream "
+            "repeats itself"
+        )
+    loss = _loss(given[0], data, recipe)
     return Job(
         data=data,
         recipe=recipe,
         machine=machine,
         fabric=fabric,
-        stream=Stream(len(data.train), recipe.batch, recipe.seed),
+        stream=stream_of(data.train, recipe.batch, recipe.seed, shuffle=recipe.shuffle),
         phases=phases,
-        loss=_loss(given[0], data, recipe),
+        loss=own.loss or loss,
+        task={"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification"),
+        optimizer=own.optimizer,
+        schedule=own.schedule,
+        callbacks=tuple(own.callbacks),
         way=repr(way),
         folder=None if folder is None else Path(folder),
     )
+
+
+def has_validation(data: Data) -> bool:
+    """Whether there are samples to validate on."""
+    return not data.validation.by_number or len(data.validation) > 0
+
+
+def _check_own_pace(phase: Phase, recipe: Recipe, own: Own) -> None:
+    if own.schedule is not None and phase.rate is not None:
+        raise OptionError(
+            "this way of training sets the learning rate itself, at which it collects members or starts again; leave "
+            "schedule= out."
+        )
+    if recipe.accumulate > 1 and phase.step != "plain":
+        raise OptionError(
+            "accumulate is for steps of all members, and here one member steps at a time; leave it out."
+        )
+
+
+def _with_classes(network: nn.Module, data: Data) -> Data:
+    """Data that do not know their classes have as many as the network has outputs."""
+    if data.task != "classification" or data.classes:
+        return data
+    outputs = _outputs(network, data)[None]
+    classes = outputs.shape[class_axis(outputs, None)]
+    if classes < 2:
+        raise DataError(
+            f"labels are whole numbers, so that they would be classes, and the network has {classes} output. "
+            "Say what they are: covey.data.adapt(data, task='regression'), or give the network an output for "
+            "each class."
+        )
+    _log.info("data: %d classes, since the network has as many outputs", classes)
+    return replace(data, classes=tuple(map(str, range(classes))))
+
+
+def _outputs(network: nn.Module, data: Data) -> Tensor:
+    """A network's, or an ensemble's first member's, answer to two samples."""
+    args, kwargs = arguments(moved(example(data), device_of(network)))
+    with torch.no_grad(), random_state_kept(network), evaluating(network):
+        if isinstance(network, Ensemble):
+            return network(*args, members=[0], **kwargs)[0]
+        with _explained(network, data):
+            return pick(network(*args, **kwargs), None)
+
+
+@contextmanager
+def _explained(network: nn.Module, data: Data) -> Iterator[None]:
+    """Say what was given to a network that does not take it."""
+    try:
+        yield
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        given = example(data)
+        if isinstance(given, Mapping):
+            what = "the keywords " + ", ".join(f"{name} {_sized(value)}" for name, value in given.items())
+            advice = "Name the columns that it takes: covey.data.adapt(data, inputs=...)."
+        else:
+            several = given if isinstance(given, tuple) else (given,)
+            what, advice = ", ".join(map(_sized, several)), "Check their shape and type."
+        raise DataError(
+            f"the network does not take the data's inputs. It was given {what} of two samples, and said: "
+            f"{type(error).__name__}: {error}. {advice}"
+        ) from error
+
+
+def _sized(value: Any) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def single(network: nn.Module, job: Job) -> Ensemble:
@@ -142,15 +265,14 @@ def build(network: nn.Module | Sequence[nn.Module], method: Method, job: Job) ->
     """Convert a network, or several that differ, for the job's task; an ensemble stays as it is."""
     if isinstance(network, Ensemble):
         return network
-    task = {"gaussian": "gaussian", "mse": "regression"}.get(job.loss, "classification")
     first = network if isinstance(network, nn.Module) else network[0]
-    given = example(job.data).to(device_of(first))
-    return convert(network, method, example=given, task=task, seed=job.recipe.seed)
+    given = moved(example(job.data), device_of(first))
+    return convert(network, method, example=given, task=job.task, seed=job.recipe.seed)
 
 
-def example(data: Data) -> Tensor:
+def example(data: Data) -> Any:
     """Two training samples as a network takes them."""
-    return data.prepare(data.train.inputs[:2])
+    return data.prepare(data.train.example())
 
 
 def device_of(network: nn.Module) -> torch.device:
@@ -172,7 +294,7 @@ def settle(job: Job, state: State) -> None:
     ensemble = state.ensemble
     if job.recipe.run != "auto":
         ensemble.run = job.recipe.run
-    piece = _pieces(job, state, job.stream)[0]
+    piece = _pieces(job, state, state.consumed)[0]
     for mode in ("train", "eval"):
         if ensemble.runs[mode] == "auto":
             ensemble.train(mode == "train")
@@ -245,9 +367,13 @@ def _refreshed(job: Job, state: State) -> Ensemble:
     return state.ensemble
 
 
-def _one_epoch(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
+def _one_epoch(job: Job) -> Iterator[tuple[Any, Tensor]]:
     """The training set once, without augmentation and without ignored samples: the same in all processes."""
     split, device = job.data.train, job.fabric.device
+    if not split.in_memory:
+        for inputs, targets in islice(split.in_order(job.recipe.batch), job.stream.per_epoch):
+            yield moved(job.data.prepare(inputs), device), targets.to(device)
+        return
     everyone = torch.arange(len(split))
     if job.recipe.ignore_index is not None and split.targets.ndim == 1:
         everyone = everyone[split.targets != job.recipe.ignore_index]
@@ -255,7 +381,7 @@ def _one_epoch(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
         targets = split.targets[rows].to(device)
         if job.data.task == "language":
             targets = targets.long()
-        yield job.data.prepare(split.inputs[rows]).to(device), targets
+        yield moved(job.data.prepare(split.read(rows)[0]), device), targets
 
 
 def _check_storable(method: Any, recipe: Recipe) -> None:
@@ -278,17 +404,19 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
         return recipe.loss
     if isinstance(network, Ensemble):
         return "gaussian" if network.task == "gaussian" else "mse"
-    with torch.no_grad(), evaluating(network):
-        outputs = network(example(data).to(device_of(network)))
+    outputs = _outputs(network, data)
     return "gaussian" if outputs.shape[-1] == 2 else "mse"
 
 
 def _check_outputs(job: Job, ensemble: Ensemble) -> None:
     """The network must have an output for each class, or one or two for a number."""
+    args, kwargs = arguments(moved(example(job.data), job.fabric.device))
     with torch.no_grad(), random_state_kept(ensemble), ensemble.evaluating():
-        outputs = ensemble(example(job.data).to(job.fabric.device), members=[0])
+        outputs = ensemble(*args, members=[0], **kwargs)
     axis = class_axis(outputs, ensemble.class_dim)
-    found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.loss == "gaussian" else 1)
+    found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.task == "gaussian" else 1)
+    if callable(job.loss) and job.data.task == "regression":
+        return  # how many outputs it needs, only that loss knows
     if found < wanted or (job.data.task == "regression" and found != wanted):
         raise DataError(
             f"the network has {found} outputs and the data need {wanted}: "
@@ -302,10 +430,9 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
 
 def _check_smallest(job: Job, state: State, plan: str) -> None:
     """A layer that cannot take one sample should say so now and not at the end of the first epoch."""
-    last = Stream(job.stream.samples, job.stream.batch, job.stream.seed)
-    smallest = min(
-        _pieces(job, state, last, last.per_epoch - 1), key=lambda p: p.indices.shape[-1], default=None
-    )
+    number, _ = job.stream.smallest()
+    pieces = _pieces(job, state, number)
+    smallest = min(pieces, key=lambda p: p.indices.shape[-1], default=None)
     if smallest is None or smallest.indices.shape[-1] > 1:
         return
     try:
@@ -318,9 +445,9 @@ def _check_smallest(job: Job, state: State, plan: str) -> None:
         ) from error
 
 
-def _pieces(job: Job, state: State, stream: Stream, consumed: int = 0) -> list[Microbatch]:
+def _pieces(job: Job, state: State, consumed: int) -> list[Microbatch]:
     plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
-    shares, _ = plan(stream, consumed, state.ensemble)
+    shares, _ = plan(job.stream, consumed, state.ensemble)
     chunk = job.chunk(state.phase)
     return list(microbatches(shares, shards=range(job.shards), of=job.shards, chunk=chunk, key=(0,)))
 

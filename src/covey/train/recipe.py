@@ -19,7 +19,11 @@ class Recipe:
 
     Args:
         epochs: passes over the training data, counted in minibatches consumed.
-        batch: samples in a minibatch; the last one of an epoch may be smaller.
+        batch: samples in a minibatch; the last one of an epoch may be smaller. A DataLoader has its own.
+        accumulate: minibatches whose gradients, averaged by their samples, make one step; the last step of an epoch may
+            have fewer.
+        shuffle: whether every epoch has an order of its own; False keeps the order of the samples. A DataLoader has
+            its own.
         plan: which samples members see in a step: all the "same" minibatch; its parts ("split"); each the next
             minibatch of its own ("independent"), so that a step consumes as many as there are members; or each a
             minibatch out of its own order of the whole epoch ("shuffled").
@@ -52,6 +56,8 @@ class Recipe:
 
     epochs: int = 20
     batch: int = 128
+    accumulate: int = 1
+    shuffle: bool = True
     plan: PlanName = "same"
     optimizer: Literal["sgd", "adam", "adamw", "lamb"] = "sgd"
     lr: float = 0.05
@@ -89,7 +95,7 @@ class Recipe:
                 raise OptionError(
                     f"{name} is one of {', '.join(map(repr, known))}; got {getattr(self, name)!r}."
                 )
-        for name in ("epochs", "batch", "member_chunk", "patience", "checkpoint"):
+        for name in ("epochs", "batch", "accumulate", "member_chunk", "patience", "checkpoint"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise OptionError(f"{name} is a whole number of at least 1; got {value!r}.")

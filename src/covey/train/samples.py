@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from covey.data import Data, Split
 from covey.errors import DataError, OptionError
@@ -25,11 +26,12 @@ def check_labels(data: Data, recipe: Recipe) -> None:
     if data.task == "regression" or not data.classes:
         return
     for part, split in (("training", data.train), ("validation", data.validation)):
-        _check_part(split, part, len(data.classes), recipe.ignore_index)
+        if split.in_memory:
+            check_targets(split.targets, part, len(data.classes), recipe.ignore_index)
 
 
-def _check_part(split: Split, part: str, classes: int, ignore_index: int | None) -> None:
-    targets = split.targets
+def check_targets(targets: Tensor, part: str, classes: int, ignore_index: int | None) -> None:
+    """Refuse labels that are no classes, unless they are those to ignore."""
     if not len(targets) or targets.is_floating_point():  # probabilities are no labels
         return
     if targets.dtype == torch.uint8 and classes == 256:  # text, of which every byte is a class
@@ -53,6 +55,12 @@ def _check_part(split: Split, part: str, classes: int, ignore_index: int | None)
     )
 
 
+def check_read(targets: Tensor, part: str, data: Data, recipe: Recipe) -> None:
+    """The same for labels that were read just now."""
+    if data.task == "classification" and data.classes:
+        check_targets(targets, part, len(data.classes), recipe.ignore_index)
+
+
 def fault(split: Split, rows: Tensor, part: str) -> str | None:
     """What is wrong with samples whose loss is not finite, in a sentence; None if they look well.
 
@@ -62,11 +70,15 @@ def fault(split: Split, rows: Tensor, part: str) -> str | None:
         part: what to call the split.
     """
     rows = rows.flatten().unique()
-    for what, values in (("inputs", split.inputs[rows]), ("targets", split.targets[rows])):
-        if not values.is_floating_point():
+    inputs, targets = split.read(rows)
+    shown = split.shown(rows)
+    part = part if split.by_number else f"present batch of the {part}"
+    parts = [("inputs", leaf) for leaf in tree_leaves(inputs)] + [("targets", targets)]
+    for what, values in parts:
+        if not isinstance(values, Tensor) or not values.is_floating_point() or not values.ndim:
             continue
         flat = values.reshape(len(values), -1)
-        bad = rows[~flat.isfinite().all(1)]
+        bad = shown[~flat.isfinite().all(1)]
         if len(bad):
             return (
                 f"the {what} of {_rows(bad)} of the {part} data are NaN or infinite. Remove these samples, or fill "
@@ -75,7 +87,7 @@ def fault(split: Split, rows: Tensor, part: str) -> str | None:
         largest = flat.abs().amax(1)
         if what == "inputs" and largest.max() > _LARGE:
             return (
-                f"the inputs of {_rows(rows[largest > _LARGE])} of the {part} data reach {float(largest.max()):.3g}, "
+                f"the inputs of {_rows(shown[largest > _LARGE])} of the {part} data reach {float(largest.max()):.3g}, "
                 "which is too large for a network. Standardise them."
             )
     return None

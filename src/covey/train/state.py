@@ -13,7 +13,7 @@ over (see `optimizer.carry`). Whatever hooks keep between steps belongs in `Stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from covey.data import Data
 from covey.ensemble import Ensemble
-from covey.losses import LossName
+from covey.losses import LossName, OwnLoss
 from covey.train.alone import Alone
 from covey.train.batches import Stream
 from covey.train.recipe import Machine, Recipe
@@ -75,7 +75,11 @@ class Job:
     fabric: Fabric | Alone
     stream: Stream
     phases: tuple[Phase, ...]
-    loss: LossName
+    loss: LossName | OwnLoss
+    task: str = "classification"  # of the ensemble that is trained
+    optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None  # the user's own
+    schedule: Callable[[Optimizer, int], Any] | None = None  # the user's own
+    callbacks: Sequence[Any] = ()
     way: str = ""  # the method or way of training, in words, which a resumed run must have in common
     folder: Path | None = None
 
@@ -125,6 +129,7 @@ class State:
         rows: the history so far, one record an epoch.
         kept: further tensors by name: averages, snapshots, the best weights.
         notes: further numbers and words, as JSON holds them.
+        scheduler: the user's own schedule of the learning rate, if there is one; made anew when a run is resumed.
     """
 
     ensemble: Ensemble
@@ -135,6 +140,7 @@ class State:
     rows: list[dict[str, Any]] = field(default_factory=list)
     kept: dict[str, Tensor] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    scheduler: Any = None
 
     def keep(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Keep copies of some tensors under a name, in place of those kept before."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +20,10 @@ from covey.data import train_batch
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
 from covey.seeds import reseed
+from covey.tensors import moved
 from covey.train.batches import PLANS, Microbatch, Share, microbatches
 from covey.train.recipe import Recipe
-from covey.train.samples import fault
+from covey.train.samples import check_read, fault
 from covey.train.state import Job, State
 from covey.train.statistics import Statistics, exchange
 
@@ -31,27 +33,61 @@ class Step:
     """A kind of step.
 
     Args:
-        optimizer: makes its optimiser.
+        optimizer: makes its optimiser, the recipe's or with the third argument the user's own.
         take: takes it: reads the samples of the step at `state.consumed`, changes the ensemble, and returns each
             member's mean loss (M,), NaN for members that had no samples, and the number of minibatches used.
     """
 
-    optimizer: Callable[[Ensemble, Recipe], Optimizer]
+    optimizer: Callable[[Ensemble, Recipe, Callable[[Any], Optimizer] | None], Optimizer]
     take: Callable[[Job, State], tuple[Tensor, int]]
 
 
 def plain(job: Job, state: State) -> tuple[Tensor, int]:
     """Sum the members' losses, go back once through each piece, and step all tensors."""
     plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
-    shares, used = plan(job.stream, state.consumed, state.ensemble)
+    parts, used = [], 0
+    for _ in range(_minibatches(job, state)):
+        shares, more = plan(job.stream, state.consumed + used, state.ensemble)
+        parts.append(shares)
+        used += more
     state.optimizer.zero_grad(set_to_none=True)
-    losses = accumulate_gradients(job, state, shares)
+    losses = accumulate_gradients(job, state, parts[0])
+    if len(parts) > 1:
+        losses = _accumulate_more(job, state, parts, losses)
     apply_gradients(job, state)
     return losses, used
 
 
-def accumulate_gradients(job: Job, state: State, shares: Sequence[Share]) -> Tensor:
-    """Forward and backward over all pieces of a step, and over all processes.
+def _minibatches(job: Job, state: State) -> int:
+    """How many steps' samples go into this step; an epoch's last ones may be fewer."""
+    if job.recipe.accumulate == 1:
+        return 1
+    left = job.stream.per_epoch - state.consumed % job.stream.per_epoch
+    return min(job.recipe.accumulate, left)
+
+
+def _accumulate_more(job: Job, state: State, parts: Sequence[Sequence[Share]], losses: Tensor) -> Tensor:
+    """The mean of the parts' gradients, by their samples, when those of the first are there; returns the losses'."""
+    trained = [p for p in state.ensemble.parameters() if p.requires_grad]
+    samples = [sum(share.indices.numel() for share in shares) for shares in parts]
+    shares_of_all = [count / sum(samples) for count in samples]
+    total = [None if p.grad is None else p.grad * shares_of_all[0] for p in trained]
+    mean = losses.nan_to_num() * shares_of_all[0]
+    for number, shares in enumerate(parts[1:], 1):
+        state.optimizer.zero_grad(set_to_none=True)
+        mean += accumulate_gradients(job, state, shares, part=number).nan_to_num() * shares_of_all[number]
+        for place, parameter in enumerate(trained):
+            if parameter.grad is not None:
+                more = parameter.grad * shares_of_all[number]
+                before = total[place]
+                total[place] = more if before is None else before + more
+    for parameter, gradient in zip(trained, total, strict=True):
+        parameter.grad = gradient
+    return mean.masked_fill(losses.isnan(), math.nan)
+
+
+def accumulate_gradients(job: Job, state: State, shares: Sequence[Share], part: int = 0) -> Tensor:
+    """Forward and backward over all pieces of a step, or of one part of it, and over all processes.
 
     Returns each member's mean loss, (M,), NaN for members without samples. A loss that is no number is an error.
     """
@@ -62,7 +98,7 @@ def accumulate_gradients(job: Job, state: State, shares: Sequence[Share]) -> Ten
             shards=job.my_shards,
             of=job.shards,
             chunk=job.chunk(state.phase),
-            key=(recipe.seed, state.consumed),
+            key=(recipe.seed, state.consumed, part) if part else (recipe.seed, state.consumed),
         )
     )
     several = len(mine) != 1 or job.fabric.world_size > 1
@@ -88,20 +124,23 @@ def accumulate_gradients(job: Job, state: State, shares: Sequence[Share]) -> Ten
 
 def run_piece(job: Job, ensemble: Ensemble, piece: Microbatch) -> Tensor:
     """The losses (len(members),) of one forward pass."""
-    recipe, device = job.recipe, job.fabric.device
-    inputs, targets = train_batch(
-        job.data, piece.indices, recipe.augment, seed=recipe.seed, epoch=piece.epoch
-    )
+    recipe, device, data = job.recipe, job.fabric.device, job.data
+    inputs, targets = train_batch(data, piece.indices, recipe.augment, seed=recipe.seed, epoch=piece.epoch)
+    if not data.train.in_memory:
+        check_read(targets, "training", data, recipe)
+    weights = None if data.sample_weights is None else data.sample_weights[piece.indices].to(device)
     reseed(piece.seed, device)
     with job.fabric.autocast():
         return ensemble.losses(
-            inputs.to(device),
-            as_targets(targets, job.data.task).to(device),
+            moved(inputs, device),
+            as_targets(targets, data.task).to(device),
             members=piece.members,
             per_member=piece.indices.ndim == 2,
             loss=job.loss,
             smoothing=recipe.smoothing,
             ignore_index=recipe.ignore_index,
+            weights=weights,
+            class_weights=None if data.class_weights is None else data.class_weights.to(device),
         )
 
 
@@ -118,7 +157,8 @@ def check_losses(losses: Tensor, job: Job, state: State, shares: Sequence[Share]
         if math.isfinite(value):
             continue
         rows = torch.cat([share.indices.flatten() for share in shares])
-        if job.recipe.augment.mixup or job.recipe.augment.cutmix:
+        mixed = job.recipe.augment.mixup or job.recipe.augment.cutmix
+        if mixed and job.data.train.in_memory:
             rows = torch.arange(len(job.data.train))  # partners come from anywhere
         reason = fault(job.data.train, rows, "training")
         if reason is not None:

@@ -17,8 +17,10 @@ from covey.data import Data, Split
 from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
 from covey.extras import load
+from covey.networks.calls import arguments
 from covey.seeds import reseed, seed_of
-from covey.train.samples import fault
+from covey.tensors import moved
+from covey.train.samples import check_read, fault
 from covey.train.state import Job, State
 from covey.train.step import as_targets
 
@@ -42,11 +44,13 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
     sums: Tensor | None = None
     names: list[str] = []
     reseed(seed_of(job.recipe.seed, "validate", epoch, fabric.global_rank), device)
-    for part in torch.arange(len(split)).split(BATCH)[fabric.global_rank :: fabric.world_size]:
-        inputs = job.data.prepare(split.inputs[part]).to(device)
-        targets = as_targets(split.targets[part], job.data.task).to(device)
+    for raw, labels in split.in_order(BATCH, first=fabric.global_rank, every=fabric.world_size):
+        if not split.in_memory:
+            check_read(labels, "validation", job.data, job.recipe)
+        args, kwargs = arguments(moved(job.data.prepare(raw), device))
+        targets = as_targets(labels, job.data.task).to(device)
         with fabric.autocast():
-            answer = _exact(ensemble.predict(inputs, check=False))
+            answer = _exact(ensemble.predict(*args, check=False, **kwargs))
         if isinstance(answer, Regression):
             scores = _regression(answer, targets)
         else:
@@ -61,7 +65,7 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
     assert sums is not None
     scores = _means(dict(zip(names, sums.tolist(), strict=True)), job.data)
     if not all(map(math.isfinite, scores.values())):
-        reason = fault(split, torch.arange(len(split)), "validation")
+        reason = fault(split, torch.arange(len(split)), "validation") if split.in_memory else None
         if reason is not None:
             raise TrainingError(f"the validation scores after epoch {epoch} are not finite: {reason}")
     return scores

@@ -112,8 +112,12 @@ class Late(Training):
 
     def _alone(self, network: nn.Module, job: Job) -> Ensemble:
         if self._made.late_start == "convert":
-            return single(network, job)
-        return build(network, self._made.before_late_start(), job)
+            ensemble = single(network, job)
+        else:
+            ensemble = build(network, self._made.before_late_start(), job)
+        if not self._stays_single(job.recipe):
+            self._started(ensemble, job)  # thrown away: what cannot be started should say so before any work
+        return ensemble
 
     def _started(self, network: nn.Module, job: Job) -> Ensemble:
         assert isinstance(network, Ensemble)
@@ -219,6 +223,11 @@ def _vary_(ensemble: Ensemble, noise: float, restart: Where, seed: int) -> None:
 
 def freeze_shared_(ensemble: Ensemble) -> None:
     """Let only the members' own tensors learn."""
+    if not any(parameter.requires_grad for parameter in _member_parameters(ensemble)):
+        raise ConversionError(
+            f"freeze=True lets only the members' own tensors learn, and {type(ensemble.method).__name__} has none that "
+            "do; leave it out."
+        )
     for part in ensemble.parts.values():
         for group in part.groups():
             if group.owner == "shared":
