@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"
 COMMANDS = (
-    "", "train", "train batch-ensemble", "compare", "evaluate", "predict", "methods", "data", "reproduce", "show",
+    "", "train", "train batch-ensemble", "compare", "evaluate", "predict", "export", "methods", "data", "reproduce",
+    "show",
 )  # fmt: skip
 SCRIPT = """
 import contextlib, io, json

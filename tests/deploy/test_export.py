@@ -75,7 +75,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> tuple[covey.Ensemble, 
 
 
 def test_the_file_says_what_it_is(deployed: tuple[covey.Ensemble, Path, Tensor]) -> None:
-    ensemble, path, x = deployed
+    ensemble, path, _ = deployed
     about = DeployedEnsemble(path).about
     assert about["labels"] == ["ash", "elm", "oak"]
     assert about["task"] == "classification"

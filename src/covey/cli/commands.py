@@ -7,21 +7,24 @@ import io
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from tyro.conf import Positional
 
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import Dataset, Settings, updated
-from covey.combine import Prediction
 from covey.data.inputs import prepare, read_inputs
 from covey.data.show import contact_sheet, list_known, summary
 from covey.data.splits import fewer
+from covey.deploy import DeployedEnsemble
+from covey.deploy.joining import named
 from covey.errors import DataError, StoreError
 from covey.files import write_text
 from covey.schema import read_text
@@ -174,7 +177,7 @@ class PredictFlags:
     """Predict with a trained run.
 
     Args:
-        folder: of the run.
+        folder: of the run, or an .onnx file that `covey export` wrote.
         input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
         out: a .csv or .json file to write; printed as CSV if not given.
         batch: samples that run at once.
@@ -193,14 +196,11 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
-    record = run.read_settings(Path(own.folder))["record"]
-    ensemble = run.read_ensemble(Path(own.folder))
+    answering, record = _answering(Path(own.folder))
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
-        # Checked below instead, over all batches and with the inputs' names.
-        answer = ensemble.predict(prepare(part, record), check=False)
-        rows += prediction_rows(labels, answer, record)
+        rows += prediction_rows(labels, answering(prepare(part, record)), record)
     _check_finite(rows, own.input)
     text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
     if own.out is None:
@@ -214,25 +214,48 @@ def predict(args: Sequence[str]) -> int:
     return 0
 
 
-def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
+def _answering(path: Path) -> tuple[Callable[[Tensor], dict[str, Tensor]], dict[str, Any]]:
+    """What answers prepared inputs, by name, and the record of the data that it was trained on."""
+    if path.suffix == ".onnx":
+        deployed = DeployedEnsemble(path)
+        if deployed.about["data"] is None:
+            raise StoreError(
+                f"{path} does not say what data it was trained on: it was exported without record=. Export it from a "
+                "run with `covey export`."
+            )
+
+        def from_file(inputs: Tensor) -> dict[str, Tensor]:
+            return {name: torch.from_numpy(array) for name, array in deployed(inputs.numpy()).items()}
+
+        return from_file, deployed.about["data"]
+    record = run.read_settings(path)["record"]
+    ensemble = run.read_ensemble(path)
+    # Whether answers are finite is checked over all batches and with the inputs' names.
+    return (lambda inputs: named(ensemble.predict(inputs, check=False))), record
+
+
+def prediction_rows(
+    names: Sequence[str], answer: Mapping[str, Tensor], record: dict[str, Any]
+) -> list[dict[str, Any]]:
     """A record for each input: the prediction and its uncertainty."""
-    if isinstance(answer, Prediction):
-        classes = _class_names(record["classes"], answer.probs.shape[-1])
+    if "probs" in answer:
+        probs = answer["probs"]
+        classes = _class_names(record["classes"], probs.shape[-1])
         columns = {
-            "prediction": [classes[i] for i in answer.label.tolist()],
-            "probability": answer.max_prob.tolist(),
-            "entropy": answer.entropy.tolist(),
-            "mutual_information": answer.mutual_information.tolist(),
-            **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
+            "prediction": [classes[i] for i in probs.argmax(-1).tolist()],
+            "probability": probs.amax(-1).tolist(),
+            "entropy": answer["entropy"].tolist(),
+            "mutual_information": answer["mutual_information"].tolist(),
+            **{f"p({name})": probs[:, i].tolist() for i, name in enumerate(classes)},
         }
     else:
         unit = record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
         scale, shift = unit["std"][0], unit["mean"][0]
         columns = {
-            "prediction": (answer.mean.flatten() * scale + shift).tolist(),
-            "std": (answer.std.flatten() * scale).tolist(),
-            "epistemic_std": (answer.epistemic.flatten().sqrt() * scale).tolist(),
-            "aleatoric_std": (answer.aleatoric.flatten().sqrt() * scale).tolist(),
+            "prediction": (answer["mean"].flatten() * scale + shift).tolist(),
+            "std": (answer["std"].flatten() * scale).tolist(),
+            "epistemic_std": (answer["epistemic"].flatten().sqrt() * scale).tolist(),
+            "aleatoric_std": (answer["aleatoric"].flatten().sqrt() * scale).tolist(),
         }
     return [
         dict(zip(("input", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -18,6 +19,7 @@ from torch.fx import Graph
 
 from covey.deploy import metadata
 from covey.deploy.fusing import TOLERANCE, distance, fused_graph, graph_module, is_random, tolerance
+from covey.deploy.int8 import Quantised, quantise
 from covey.deploy.joining import join, named
 from covey.deploy.session import open_session, results
 from covey.deploy.simplify import merge_equal, without_copies
@@ -25,6 +27,7 @@ from covey.deploy.tracing import Example, quiet
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError, StoreError
 from covey.extras import load
+from covey.files import draft as new_file
 from covey.files import whole
 from covey.options import check_choice
 
@@ -44,16 +47,25 @@ class Exported:
         bytes: its size.
         outputs: the names of what it answers.
         difference: from the ensemble's answer on the example, over its scale; None where members are random.
+        quantised: what int8 did, if it was asked for; the difference is the float file's, before.
     """
 
     path: Path
     bytes: int
     outputs: tuple[str, ...]
     difference: float | None
+    quantised: Quantised | None = None
 
     def __str__(self) -> str:
-        far = "members are fixed draws" if self.difference is None else f"within {self.difference:.1g}"
-        return f"{self.path}: {self.bytes / 1e6:.2f} MB, {', '.join(self.outputs)}; {far} of the ensemble's answers"
+        told = f"{self.path}: {self.bytes / 1e6:.2f} MB, {', '.join(self.outputs)}; "
+        if self.difference is None:
+            told += "members are fixed draws"
+        else:
+            told += f"within {self.difference:.1g} of the ensemble's answers"
+        if self.quantised is not None:
+            kept, layers = len(self.quantised.in_float), self.quantised.layers
+            told += f" before int8, which changes {self.quantised.harm:.2%} of them; {kept} of {layers} layers in float"
+        return told
 
 
 def export(
@@ -65,6 +77,8 @@ def export(
     members: bool = False,
     weights: Literal["made", "stored"] = "made",
     record: Mapping[str, Any] | None = None,
+    int8: Any = None,
+    int8_limit: float = 0.005,
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Exported:
@@ -82,6 +96,8 @@ def export(
         weights: "made" stores every member's weights, folded and cut: the fastest. "stored" stores what the ensemble
             stores and makes members' weights when the file is loaded: the smallest.
         record: of the training data (`data.record`): classes, normalisation, columns.
+        int8: calibration inputs, as the network takes them and at best some hundred: the file then computes in int8.
+        int8_limit: the largest share of them whose predicted class may change; layers that hurt stay in float.
         tolerance: how far answers may be from the ensemble's, over the largest of them.
         seed: of the draws that random members become.
     """
@@ -93,7 +109,10 @@ def export(
             load(package)
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: there is no folder {path.parent}.")
+    if int8 is not None and kind != "onnx":
+        raise OptionError("int8 is for ONNX files; leave to= at 'onnx'.")
     ensemble, example = _in_float32(ensemble, example)
+    quantised = None
     with ensemble.evaluating(), torch.no_grad():
         given = Example.of(ensemble.skeleton(), example)
         module = _module(ensemble, given, members, weights, seed)
@@ -106,7 +125,18 @@ def export(
             found = READERS[kind](draft, given)
             far = None if random else _check(found, expected, tolerance, kind, draft, program, given)
             _check_batches(READERS[kind], draft, given, found)
-    return Exported(path, path.stat().st_size, tuple(_outputs(module)), far)
+            if int8 is not None:
+                calibration = _calibration(ensemble, int8)
+                with new_file(path.parent) as twin:
+                    quantised = quantise(draft, twin, calibration, limit=int8_limit)
+                    draft.write_bytes(twin.read_bytes())
+    return Exported(path, path.stat().st_size, tuple(_outputs(module)), far, quantised)
+
+
+def _calibration(ensemble: Ensemble, inputs: Any) -> list[np.ndarray]:
+    given = Example.of(ensemble.skeleton(), inputs)
+    arrays = [tensor.numpy() for tensor in given.tensors]
+    return [array.astype(np.float32) if array.dtype == np.float64 else array for array in arrays]
 
 
 def _kind(path: Path, to: str | None) -> str:

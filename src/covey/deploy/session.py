@@ -54,7 +54,9 @@ def open_session(source: Path | bytes, *, threads: int | None = None) -> Any:
     except Exception as error:  # its errors have no base of their own
         what = source if isinstance(source, Path) else "the file"
         said = " ".join(str(error).split())[:300]
-        raise StoreError(f"{what} is no ONNX file that ONNX Runtime can run, or is damaged: {said}") from error
+        raise StoreError(
+            f"{what} is no ONNX file that ONNX Runtime can run, or is damaged: {said}"
+        ) from error
 
 
 def results(session: Any, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
