@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: demo test lint types tests slow fuzz kill benchmark clean
+.PHONY: demo test lint types tests slow docs fuzz kill benchmark clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13) and 'covey needs Python 3.10 to 3.13; set PYTHON=')"
@@ -34,6 +34,11 @@ tests: .venv/installed
 # tests that take long: the rest of what must pass before a change lands
 slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(JOBS) -m slow
+
+# the site, in build/site; warnings are errors
+docs: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs build/site
+	@echo "build/site/index.html"
 
 # damages stored files and data in 10,000 ways, and kills training 100 times; minutes each (docs/security.md)
 fuzz: .venv/installed

@@ -106,9 +106,18 @@ def test_reparametrised_layers_work(norm: object) -> None:
         for k in range(2):
             torch.testing.assert_close(ens(x)[k], ens.member(k).eval()(x))
     table = covey.dry_run(net, covey.BatchEnsemble(), example=x)
-    notes = [row.note for row in table.rows if "parametrizations" in row.name and row.role == "shared"]
-    assert notes
-    assert all("remove_parametrizations" in note for note in notes)
+    made = [row for row in table.rows if "parametrizations" in row.name and row.role == "rank-one"]
+    assert [net.get_parameter(row.name).shape for row in made] == [net[0].weight.shape]
+
+
+@pytest.mark.parametrize("name", ["low-rank", "hypernetwork", "mixture", "superweights", "tabm"])
+def test_methods_that_make_weights_make_what_reparametrised_weights_are_computed_from(name: str) -> None:
+    hidden = parametrizations.weight_norm(nn.Linear(16, 16))
+    net = nn.Sequential(parametrizations.spectral_norm(nn.Linear(8, 16)), nn.ReLU(), hidden, nn.Linear(16, 3))
+    ens = covey.convert(net, covey.METHODS[name](members=2), example=torch.randn(4, 8))
+    roles = {row.name: row.role for row in ens.coverage.rows}
+    assert roles["2.parametrizations.weight.original1"] != "shared"
+    assert roles["2.parametrizations.weight.original0"] == "shared"
 
 
 class Shape(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,32 @@ def test_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    import re
-
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_sites_contents() -> None:
+    """A page that is in none is a warning of `make docs`, which is an error."""
+    docs = ROOT / "docs"
+    listed = {docs / "index.md"}
+    for page in docs.rglob("*.md"):
+        for contents in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), re.S):
+            listed |= {page.parent / f"{line.strip()}.md" for line in contents.splitlines() if line.strip()}
+    missing = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {
+        str(page.relative_to(docs)) for page in listed
+    }
+    assert not missing, "name these pages in a toctree, such as that of docs/index.md"
+
+
+def test_every_method_has_a_script_in_the_gallery() -> None:
+    scripts = sorted((ROOT / "docs" / "gallery").glob("plot_*.py"))
+    names = {path.stem.removeprefix("plot_").replace("_", "-") for path in scripts}
+    assert names == set(registry.OWN_METHODS)
+
+
+def test_every_public_name_is_in_the_api() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    named = set(re.findall(r"^\.\. auto\w+:: (\S+)", page, re.M))
+    constants = {"METHODS", "TRAININGS", "__version__"}
+    assert set(covey.__all__) - constants <= named

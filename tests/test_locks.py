@@ -107,6 +107,27 @@ def test_a_lock_that_is_no_ordinary_file_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
+def test_a_folder_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("run")
+    with pytest.raises(StoreError, match="cannot write to .*Choose another folder"), locked(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="another file of the same process is no other holder there"
+)
+@pytest.mark.parametrize("text", ["[" * 4000, '{"pid": 1e999}', "{", '{"pid": 1}', "\0"])
+def test_a_lock_whose_holder_wrote_something_else_is_still_a_lock(tmp_path: Path, text: str) -> None:
+    import fcntl
+
+    with (tmp_path / NAME).open("w") as file:
+        file.write(text)
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match="is being written by another process"), locked(tmp_path):
+            pass
+
+
 def test_where_there_are_no_locks_a_warning_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

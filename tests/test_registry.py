@@ -186,6 +186,14 @@ def test_an_entry_point_brings_it_to_the_command_line(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "one" / "ensemble" / "config.json").read_text())["method"] == "nudged"
 
 
+@pytest.mark.parametrize("text", ["[" * 5000, '{"a":' * 5000, "[a," * 2000 + "a" + "]" * 2000])
+def test_values_with_brackets_in_brackets_without_end_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="has more than 200 brackets"):
+        registry.read_value(text)
+    with pytest.raises(OptionError):
+        registry.parsed(f"batch-ensemble:where={text}")
+
+
 # --- nobody asks which method it is ---------------------------------------------------------------------------
 
 OWN_FILES = ("methods", "trainings", "registry.py")  # the registry finds an object's name

@@ -28,11 +28,12 @@ from covey.method import Method
 from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
 from covey.networks.checkpointing import tensors_carried
-from covey.networks.layers import filled, hollow, slots
+from covey.networks.layers import filled, hollow, slots, with_sparse_gradients
 from covey.networks.leftovers import nothing_left_behind
 from covey.networks.modes import modes_kept
 from covey.networks.statistics import refresh_statistics
 from covey.parameterization import Parameterization, places
+from covey.tensors import dense_gradient
 
 
 class Ensemble(nn.Module):
@@ -73,6 +74,7 @@ class Ensemble(nn.Module):
         self.parts = cast(Mapping[str, Parameterization], nn.ModuleDict(parts))
         self._skeletons = tuple(hollow(body.network) for body in bodies)  # a tuple hides them from nn.Module
         self._slots = tuple(slots(skeleton) for skeleton in self._skeletons)
+        self._sparse = tuple(with_sparse_gradients(skeleton) for skeleton in self._skeletons)
         self._places = places(self.members, len(bodies))
         self.records = tuple(body.record() for body in bodies)
         stores = []
@@ -289,6 +291,8 @@ class Ensemble(nn.Module):
         for name in self.records[network].get("rewrites", ()):
             # what the network changes in place is its own for this call
             tensors[name] = tensors[name].clone()
+        for name in self.sparse(k):
+            tensors[name] = dense_gradient(tensors[name])
         given = {place: tensors[name] for place, name in self._slots[network].items()}
         # every place is given, and once: torch's own handling of ties would leave tensors behind in modules used twice
         skeleton = self._skeletons[network]
@@ -297,6 +301,10 @@ class Ensemble(nn.Module):
         for place, name in self._slots[network].items():
             tensors[name] = given[place]
         return pick(result, self.output)
+
+    def sparse(self, k: int = 0) -> tuple[str, ...]:
+        """Names of member k's tensors whose gradients are sparse, as those of tables of words may be."""
+        return self._sparse[self.network_of(k)]
 
     def buffers_of(self, k: int) -> tuple[Buffers, int]:
         """Where member k's buffers are: the store and the row."""

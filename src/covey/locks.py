@@ -53,7 +53,7 @@ def locked(folder: str | Path, *, what: str = "run") -> Iterator[None]:
         folder: is made if it is not there.
         what: what the folder holds, for the error.
     """
-    place = Path(folder).resolve()
+    place = Path(os.path.realpath(folder))  # which leaves a link that leads to itself to whoever opens it
     key = (threading.get_ident(), str(place))
     if key in _held:
         yield
@@ -113,5 +113,5 @@ def _holder(handle: int) -> str:
         os.lseek(handle, 0, os.SEEK_SET)
         about: Any = json.loads(os.read(handle, _MOST))
         return f"process {int(about['pid'])} on {about['host']} since {about['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return "another process"  # whoever wrote that

@@ -40,7 +40,7 @@ class Parameterization(nn.Module):
         raise NotImplementedError
 
     def stacked(self, members: Sequence[int]) -> dict[str, Tensor]:
-        """Several members' tensors by name, each (len(members), *shape)."""
+        """Several members' tensors by name, each `(len(members), *shape)`."""
         each = [self.member(k) for k in members]
         return {name: torch.stack([tensors[name] for tensors in each]) for name in self.names}
 

@@ -196,6 +196,9 @@ def split_options(text: str) -> list[str]:
     return [word for word in words if word]
 
 
+_MOST_BRACKETS = 200  # one inside the other, more would exhaust the stack
+
+
 def read_value(text: str) -> Any:
     """A value as JSON writes it, else a word; a list, also one of words without quotes, becomes a tuple.
 
@@ -204,6 +207,8 @@ def read_value(text: str) -> Any:
     """
     if text == "()":
         return ()
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:
+        raise OptionError(f"the value {text[:40]}... has more than {_MOST_BRACKETS} brackets.")
     try:
         return _plain(json.loads(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tensors under their network's names, and the scale of a shared tensor's gradient."""
+"""Tensors under their network's names, and what becomes of a tensor's gradient on its way back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 
-def rows_of(tree: Any, rows: Tensor) -> Any:
+def rows_of(tree: Any, rows: Tensor | slice) -> Any:
     """Some samples of a batch, which is a tensor, or a tuple or dict of tensors with the samples on axis 0.
 
     >>> rows_of({"x": torch.tensor([5, 6, 7])}, torch.tensor([2, 0]))
@@ -82,3 +82,29 @@ def scale_gradient(tensor: Tensor, factor: float) -> Tensor:
     if factor == 1 or not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor
     return _ScaledGradient.apply(tensor, factor)
+
+
+class _DenseGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def dense_gradient(tensor: Tensor) -> Tensor:
+    """The same tensor, whose gradient goes back dense: torch cannot take a sparse one through most of its functions.
+
+    A parameter that is used as it is keeps its sparse gradient, and a tensor that acts makes itself dense.
+    """
+    if tensor.is_leaf or type(tensor) is not Tensor or not (torch.is_grad_enabled() and tensor.requires_grad):
+        return tensor
+    return _DenseGradient.apply(tensor)

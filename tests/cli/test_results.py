@@ -1,6 +1,8 @@
 """Results of experiments as files: what is in them, what is left out, and how they grow from seed to seed."""
 
 import json
+import os
+import shutil
 
 import pytest
 
@@ -85,8 +87,43 @@ def test_every_way_of_collapsing_is_scored(place):
     assert "disagreement_matrix" not in run["scores"]["diversity"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 7}'])
+RUNS = '{"format": 1, "planned": 1, "runs": '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 7}',
+        '{"format": 1}',
+        "[" * 5000,
+        '{"format": ' + "1" * 5000 + "}",
+        RUNS + "[3]}",
+    ],
+)
 def test_files_that_hold_no_results(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(StoreError, match=r"x\.json"):
         results.read(tmp_path / "x.json")
+
+
+def test_a_pipe_holds_no_results(tmp_path):
+    os.mkfifo(tmp_path / "x.json")
+    with pytest.raises(StoreError, match="no ordinary file"):
+        results.read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", ["cost.json", "collapsed.json"])
+@pytest.mark.parametrize("text", ["", "[]", '{"members": "many"}', "[" * 5000, None])
+def test_a_run_whose_files_were_changed_is_refused(place, tmp_path, name, text):
+    (source,) = [path.parent for path in (place[0] / "runs").rglob("*-0/cost.json")]
+    folder = shutil.copytree(source, tmp_path / "run")
+    (folder / name).unlink()
+    if text is None:
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).write_text(text)
+    with pytest.raises(StoreError, match=name):
+        results.entry("late-phase", 0, folder)

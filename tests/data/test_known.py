@@ -202,6 +202,10 @@ def test_tiny_imagenet_layout(tmp_path):
     assert data.test.inputs.shape == (2, 3, 64, 64)
     assert data.train.inputs[data.train.targets == 1, 0].unique().tolist() == [100]
     assert data.test.targets.tolist() == [0, 1]
+    for name in ("wnids.txt", "val/val_annotations.txt"):
+        (folder / name).write_bytes(b"\xff\xfe n01")
+        with pytest.raises(DataError, match=f"{name} is no text.*fetch it again"):
+            load("tiny-imagenet", tmp_path, download=False)
 
 
 def test_a_corruption_at_its_severity(tmp_path):

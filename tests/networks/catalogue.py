@@ -24,7 +24,7 @@ from vision import declare_operators
 Kind = Literal["convolutional", "vision transformer", "transformer", "recurrent", "mlp", "other"]
 BATCH = 4
 CLASSES = 5
-SOURCES = ("plain_networks", "timm_networks", "transformers_networks")
+SOURCES = ("plain_networks", "unusual_networks", "timm_networks", "transformers_networks")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class Network:
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self.build().to(self.dtype)
+            net = _without_zeros(self.build())
+            # `.to(dtype)` would make real numbers of complex ones
+            return net._apply(lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor)
 
     def example(self) -> Any:
         """A batch of inputs, the same each time."""
@@ -67,6 +69,16 @@ class Network:
 
     def _in_dtype(self, leaf: Any) -> Any:
         return leaf.to(self.dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def _without_zeros(net: nn.Module) -> nn.Module:
+    """A network as training leaves it: weights that start at zero, a head's or a norm's, would hide all before them."""
+    generator = torch.Generator().manual_seed(2)
+    for name, weight in net.named_parameters():
+        is_weight = weight.is_floating_point() and (name.endswith("weight") or weight.ndim > 1)
+        if is_weight and not weight.any():
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    return net
 
 
 def images(size: int, channels: int = 3) -> Callable[[], Tensor]:

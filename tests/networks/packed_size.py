@@ -47,7 +47,7 @@ def expected_size(network: Network, member: nn.Module, ratio: float) -> float:
         if name in known:
             total += math.prod(known[name])
         elif name in used and _has_width_axes(layer, tensor):
-            total += _as_a_layer(network, body, name, tensor, layer, ratio)
+            total += _as_a_layer(network, body, name, tensor, narrow[name], layer, ratio)
         else:
             total += _as_made(tensor, narrow[name], ratio)
     return total
@@ -66,11 +66,19 @@ def _has_width_axes(layer: nn.Module, tensor: Tensor) -> bool:
 
 
 def _as_a_layer(
-    network: Network, body: Anatomy, name: str, tensor: Tensor, layer: nn.Module, ratio: float
+    network: Network,
+    body: Anatomy,
+    name: str,
+    tensor: Tensor,
+    narrow: Tensor,
+    layer: nn.Module,
+    ratio: float,
 ) -> float:
     transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d)
     outputs, inputs = (1, 0) if transposed else (0, 1)
     sees_input = name in body.stem and not (isinstance(layer, _RECURRENT) and "weight_hh" in name)
+    # the first layer may come behind constants that have widths themselves, such as random features
+    sees_input = sees_input and narrow.shape[inputs] == tensor.shape[inputs]
     size = float(tensor.numel())
     if name not in body.head and tensor.shape[outputs] not in network.unscaled:
         size *= ratio

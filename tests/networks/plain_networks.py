@@ -21,15 +21,20 @@ from torch.utils.checkpoint import checkpoint
 _FOUND: list[Network] = []
 
 
-def plain(kind: Kind, inputs: Callable[[], Any], output: str | int | None = None, **facts: Any) -> Any:
-    """Put a function that builds a network into the catalogue."""
+def listed(
+    into: list[Network], kind: Kind, inputs: Callable[[], Any], output: str | int | None = None, **facts: Any
+) -> Any:
+    """Put a function that builds a network into a list."""
 
     def take(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         name = build.__name__.replace("_", " ")
-        _FOUND.append(Network(name, kind, "torch", build, inputs, output, **facts))
+        into.append(Network(name, kind, "torch", build, inputs, output, **facts))
         return build
 
     return take
+
+
+plain = functools.partial(listed, _FOUND)
 
 
 def module(forward: Callable[..., Any], **parts: Any) -> Any:

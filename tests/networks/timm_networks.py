@@ -34,7 +34,13 @@ _TABLE: list[tuple[str, Kind, int, dict[str, Any], tuple[int, ...]]] = [
     ("test_efficientnet_evos", _CNN, 32, {}, ()),
     ("convnext_atto", _CNN, 32, dict(depths=(1, 1, 1, 1), dims=(8, 16, 16, 32)), ()),
     ("convnextv2_atto", _CNN, 32, dict(depths=(1, 1, 1, 1), dims=(8, 16, 16, 32)), ()),
-    ("res2net50_14w_8s", _CNN, 32, dict(layers=(1, 1, 1, 1), channels=(8, 8, 16, 16), stem_width=16), ()),
+    (
+        "res2net50_14w_8s",
+        _CNN,
+        32,
+        dict(layers=(1, 1, 1, 1), channels=(8, 8, 16, 16), stem_width=16, base_width=16),
+        (),
+    ),
     ("dla34", _CNN, 32, dict(levels=(1, 1, 1, 1, 1, 1), channels=(8, 8, 16, 16, 32, 32)), ()),
     (
         "dpn48b",

@@ -22,7 +22,7 @@ import covey
 from covey import registry
 from covey import run as runs
 from covey.errors import ConversionError, CoveyError, OptionError
-from covey.networks.anatomy import examine
+from covey.networks.anatomy import Anatomy, examine
 from covey.networks.calls import arguments
 
 VERDICTS = {
@@ -101,6 +101,9 @@ def _tried(case: Case) -> tuple[str, str]:
     return worst, "; ".join(reason for _, reason in found)
 
 
+_BEFORE_THE_HEAD = ("low-rank", "shared-low-rank", "hypernetwork", "mixture", "superweights", "shapeshifter")
+
+
 @functools.cache
 def why_meaningless(network: Network) -> dict[str, str]:
     """Methods that can mean nothing for this network, each with the reason, read off the network itself."""
@@ -110,9 +113,26 @@ def why_meaningless(network: Network) -> dict[str, str]:
         found["norm-ensemble"] = "there is no norm with parameters"
     if not _is_random(net, network):
         found["mc-dropout"] = "nothing is random in train mode"
-    stem, head = _ends(network)
+    try:
+        body = examine(network.make(), example=network.example(), output=network.output)
+    except CoveyError:
+        return found
+    return found | _without_a_place(body)
+
+
+def _without_a_place(body: Anatomy) -> dict[str, str]:
+    """Methods that act on layers which this network does not have, or does not train."""
+    found = {}
+    stem, head = set(body.stem), set(body.head)
     if stem & head:
-        found["mimo"] = "the first layer is the head as well"
+        found |= dict.fromkeys(("mimo", "tabm"), "the first layer is the head as well")
+    elif not all(parameter.requires_grad for parameter in body.values(stem).values()):
+        found |= dict.fromkeys(("mimo", "tabm"), "the first layer is frozen")
+    matrices = {name: how for name, how in body.matrices("all").items() if how.inputs}
+    if not matrices.keys() - head:
+        found |= dict.fromkeys(_BEFORE_THE_HEAD, "there is no layer to train before the head")
+    if not matrices.keys() - stem:
+        found["masksembles"] = "there is no layer to train behind the first"
     return found
 
 
@@ -128,14 +148,6 @@ def _is_random(net: nn.Module, network: Network) -> bool:
     seed(11)
     net(*args, **kwargs)
     return not equal_states(before, random_states())
-
-
-def _ends(network: Network) -> tuple[set[str], set[str]]:
-    try:
-        body = examine(network.make(), example=network.example(), output=network.output)
-    except CoveyError:
-        return set(), set()
-    return set(body.stem), set(body.head)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import covey
 from covey.data import Data, Split
-from covey.errors import EvaluationError
+from covey.errors import CoveyError, EvaluationError
 from covey.scores import evaluate
 from covey.scores.held_out import held_out
 
@@ -53,6 +55,18 @@ class Endless(IterableDataset):
             yield X[0], 0
 
 
+class Flow(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(zip(X, Y, strict=True))
+
+
+def hugging_face() -> Any:
+    if importlib.util.find_spec("datasets") is None:
+        return (X, Y)
+    datasets = importlib.import_module("datasets")
+    return datasets.Dataset.from_dict({"input": X.numpy(), "label": Y.numpy()})
+
+
 def container() -> Data:
     nothing = Split(X[:0], Y[:0])
     return Data(
@@ -76,7 +90,11 @@ KINDS = {
     "mirrored arrays": (X.flip(1).numpy()[:, ::-1], Y.numpy()),
     "a data set": TensorDataset(X, Y),
     "a data set of arrays": Arrays(),
-    "a loader": DataLoader(TensorDataset(X, Y), batch_size=7),
+    "a loader": DataLoader(TensorDataset(X, Y), batch_size=30),
+    "a streamed data set": Flow(),
+    "columns": {"input": X, "label": Y},
+    "parts": {"test": (X, Y), "train": TensorDataset(X, Y)},
+    "a Hugging Face data set": hugging_face(),
     "a loader of arrays": DataLoader(Arrays(), batch_size=30, collate_fn=lambda rows: [X.numpy(), Y.numpy()]),
 }
 
@@ -86,7 +104,10 @@ def test_every_kind_of_data_gives_the_same_scores(kind: str) -> None:
     net = network()
     expected = evaluate(net, (X, Y), ood={"far": 9 * X}, validation=(X, Y))
     found = evaluate(
-        net, KINDS[kind], ood={"far": 9 * X}, validation=KINDS[kind] if kind != "covey's data" else (X, Y)
+        net,
+        KINDS[kind],
+        ood={"far": 9 * X},
+        validation=KINDS[kind] if kind not in ("covey's data", "parts") else (X, Y),
     )
     assert found.scores == expected.scores
     assert torch.equal(found.record.outputs, expected.record.outputs)  # type: ignore[union-attr]
@@ -105,7 +126,7 @@ def test_a_shuffling_loader_keeps_inputs_and_targets_together() -> None:
 )
 def test_targets_of_out_of_distribution_sets_are_left_aside(ood: Any) -> None:
     found = held_out((X, Y), ood={"far": ood})
-    assert torch.equal(found.ood["far"], X)
+    assert torch.equal(torch.cat([inputs for inputs, _ in found.batches(found.ood["far"], 8)]), X)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +134,17 @@ def test_targets_of_out_of_distribution_sets_are_left_aside(ood: Any) -> None:
 )
 def test_limit_takes_the_first_samples_of_each_set(data: Any) -> None:
     found = held_out(data, ood={"far": X}, validation=(X, Y), limit=5)
-    assert torch.equal(found.inputs, X[:5])
-    assert torch.equal(found.targets, Y[:5])
     assert found.validation is not None
-    assert (len(found.validation[0]), len(found.ood["far"])) == (5, 5)
+    for part in (found.test, found.validation, found.ood["far"]):
+        inputs, targets = zip(*found.batches(part, 3), strict=True)
+        assert torch.equal(torch.cat(inputs), X[:5])
+        assert len(torch.cat(targets)) == 5
 
 
 def test_an_endless_loader_ends_at_the_limit() -> None:
-    found = held_out(DataLoader(Endless(), batch_size=4), limit=6)
-    assert len(found.inputs) == 6
+    for endless in (DataLoader(Endless(), batch_size=4), Endless()):
+        found = held_out(endless, limit=6)
+        assert [len(targets) for _, targets in found.batches(found.test, 4)] == [4, 2]
 
 
 class Nested(nn.Module):
@@ -132,30 +155,45 @@ class Nested(nn.Module):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ("digits", r"pair of tensors .*got str"),
-        ((X, Y, Y), r"pair of tensors .*got tuple"),
-        ({"x": X, "y": Y}, r"pair of tensors .*got dict"),
-        (
-            ({"ids": X}, Y),
-            r"data: inputs: inputs of several named tensors \(a dict\) cannot be evaluated yet",
-        ),
-        (Listed({"x": X[0], "y": 1}), "data, sample 0: inputs of several named tensors"),
-        (DataLoader(Listed({"x": X[0], "y": 1})), "data, batch 0: inputs of several named tensors"),
-        (Listed((X[0], 1), (X[0], 1, 2)), r"sample 1: expected \(inputs, targets\), got tuple"),
-        (Listed((X[0], 1), ("a.png", 1)), "sample 1: expected a tensor or a NumPy array, got str"),
-        (Listed((X[0], 1), (X[0, :3], 1)), "samples differ in shape"),
-        (Listed(), "the set is empty"),
-        ((X[:0], Y[:0]), "the set is empty"),
+        (X, r"expected a pair .*got Tensor"),
+        ((X, Y, Y), r"expected a pair .*got tuple"),
+        ({"x": X, "answer": Y}, r"the label; there are 'x', 'answer'"),
+        ({"train": (X, Y)}, "the set is empty"),
+        (Listed({"x": X[0], "answer": 1}), "the label; there are 'x', 'answer'"),
+        (Listed((X[0], 1), (X[0], 1, 2)), r"cannot become one batch|expected a pair"),
+        (Listed((X[0], 1), ("a.png", 1)), "cannot become one batch|expected numbers"),
+        (Listed((X[0], 1), (X[0, :3], 1)), "cannot become one batch.*collate="),
+        (Listed(), "no samples"),
+        ((X[:0], Y[:0]), "there are no samples"),
         ((X, Y[:3]), "30 inputs but 3 targets"),
-        ((X, Y[0]), "got a single number"),
-        ((np.array(["a", "b"]), Y[:2]), "an array of <U1 cannot become a tensor"),
-        (Endless(), "IterableDataset has no known end"),
+        ((X, Y[0]), "a single number"),
+        ((np.array(["a", "b"]), Y[:2]), "words, such as 'a'"),
+        ((X, np.array(["a", "b", "c"])[Y.numpy()]), r"words, such as .*Name the classes"),
         ((X, Y.float()), "labels of an integer type, got torch.float32"),
     ],
 )
 def test_other_data_are_refused(data: Any, words: str) -> None:
-    with pytest.raises(EvaluationError, match=words):
+    with pytest.raises(CoveyError, match=words):
         evaluate(network(), data)
+
+
+def test_inputs_of_several_tensors() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.inner(torch.cat((left, right), 1))
+
+    net = Two()
+    expected = evaluate(net.inner, (X, Y), ood={"far": 9 * X}).scores
+    columns = {"left": X[:, :1], "right": X[:, 1:]}
+    far = {"left": 9 * X[:, :1], "right": 9 * X[:, 1:]}
+    ensemble = covey.convert(net, covey.DeepEnsemble(members=2), example=columns)
+    for data in (({**columns, "labels": Y}), (columns, Y), ((X[:, :1], X[:, 1:]), Y)):
+        assert evaluate(net, data, ood={"far": far}).scores == expected
+        assert evaluate(ensemble, data).about["members"] == 2
 
 
 def test_bad_options() -> None:

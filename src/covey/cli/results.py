@@ -15,13 +15,17 @@ import torch
 from covey.cli import run
 from covey.errors import StoreError
 from covey.files import write_text
-from covey.scores import Evaluation
+from covey.schema import Many, Maybe, Named, Number, Record, Whole, check, read_json
+from covey.scores import Evaluation, stored
 from covey.version import __version__
 
 FORMAT = 1
 DIGITS = 6
 # what is too long for a file that is kept, and can be computed again from the runs' outputs
 LEFT_OUT = ("kinds", "disagreement_matrix")
+RESULTS = Record(
+    {"planned": Whole(), "runs": Many(Record({"repeat": Whole(), "seconds": Maybe(Number(0, 1e12))}))}
+)
 
 
 def write(
@@ -61,13 +65,10 @@ def _in_lines(found: Mapping[str, Any]) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """What `write` wrote."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version = found["format"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError) as error:
-        raise StoreError(f"{path} holds no results: {error}") from error
-    if version != FORMAT:
-        raise StoreError(f"{path} holds results of format {version!r}; this covey reads {FORMAT}.")
+    found = read_json(path, Record({"format": Whole()}))
+    if found["format"] != FORMAT:
+        raise StoreError(f"{path} holds results of format {found['format']}; this covey reads {FORMAT}.")
+    check(found, RESULTS, path)
     return found
 
 
@@ -95,10 +96,10 @@ def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:
         "ended": settings["ended"],
         "settings": {k: v for k, v in settings.items() if k not in ("record", "seconds", "ended", "machine")},
         "scores": _short(Evaluation.load(folder).scores),
-        "cost": _short(json.loads((folder / run.COST).read_text(encoding="utf-8"))),
+        "cost": _short(read_json(folder / run.COST, stored.COST)),
     }
     if (folder / run.COLLAPSED).exists():
-        found["collapsed"] = _short(json.loads((folder / run.COLLAPSED).read_text(encoding="utf-8")))
+        found["collapsed"] = _short(read_json(folder / run.COLLAPSED, Named(Named())))
     return found
 
 

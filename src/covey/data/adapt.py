@@ -28,13 +28,14 @@ from covey.data.sources import (
 from covey.data.splits import check_shares, digest, stratified
 from covey.errors import DataError, OptionError
 
-_NAMES = {
+PART_NAMES = {
     "train": "train",
     "validation": "validation",
     "val": "validation",
     "valid": "validation",
     "test": "test",
 }
+"""The parts of data, by the names that people give them."""
 _FEW = 20  # distinct whole numbers, at most, that could be classes written as floats
 _NO_CLASS = -100  # what torch's losses ignore by default
 _log = logging.getLogger("covey")
@@ -118,18 +119,18 @@ def adapt(
 
 def _named_parts(data: Any) -> dict[str, Any]:
     """Training, validation and test data by these names."""
-    if not isinstance(data, Mapping) or not any(name in _NAMES for name in data):
+    if not isinstance(data, Mapping) or not any(name in PART_NAMES for name in data):
         return {"train": data}
     found: dict[str, Any] = {}
     for name, part in data.items():
-        if name not in _NAMES:
+        if name not in PART_NAMES:
             raise DataError(
                 "data are given by the names 'train', 'validation' and 'test'; got "
                 f"{', '.join(map(repr, data))}. Leave {name!r} out."
             )
-        if _NAMES[name] in found:
-            raise DataError(f"there are two sets of {_NAMES[name]} data; leave {name!r} out.")
-        found[_NAMES[name]] = part
+        if PART_NAMES[name] in found:
+            raise DataError(f"there are two sets of {PART_NAMES[name]} data; leave {name!r} out.")
+        found[PART_NAMES[name]] = part
     return found
 
 
@@ -138,7 +139,7 @@ def _put_together(
 ) -> tuple[Data, int, Tensor]:
     """The data, how many training samples were given, and the numbers of those that are trained on."""
     wanted = _with_words(given, wanted)
-    parts = {name: _part(part, name, wanted) for name, part in given.items()}
+    parts = {name: _part(part, f"the {name} data", wanted) for name, part in given.items()}
     names = _class_names(given, parts, wanted)
     task, why = _task(parts, names, wanted)
     parts = {name: _targets_for(task, part, name) for name, part in parts.items()}
@@ -191,9 +192,19 @@ def _split_off(parts: dict[str, Split], share: float, seed: int) -> tuple[Tensor
     return rows["train"], train.take(rows["validation"])
 
 
-def _part(given: Any, name: str, wanted: _Wanted) -> Split:
+def samples(given: Any, where: str, *, columns: Columns | None = None) -> Split:
+    """One set of samples of any kind that `adapt` takes, without a word about its task.
+
+    Args:
+        given: the samples.
+        where: what to call them in an error.
+        columns: what is the label, and what goes to the network.
+    """
+    return _part(given, where, _Wanted(None, columns or Columns(), None, None))
+
+
+def _part(given: Any, where: str, wanted: _Wanted) -> Split:
     """One set of samples, in memory or where it is."""
-    where = f"the {name} data"
     if isinstance(given, Split):
         return given
     if isinstance(given, TensorDataset) and len(given.tensors) == 2 and wanted.collate is None:
@@ -229,7 +240,7 @@ def _in_memory(inputs: Any, targets: Any, where: str, wanted: _Wanted) -> Split:
 
 def _indexed(given: Any, where: str, wanted: _Wanted) -> Split:
     if not len(given):
-        raise DataError(f"{where} are empty.")
+        raise DataError(f"{where} are empty: there are no samples.")
     source, whole = given, False
     if _is_hugging_face(given) and wanted.collate is None:
         source, whole = _formatted(given), True

@@ -147,7 +147,7 @@ def read_tiny_imagenet(root: Path, parts: Parts) -> Raw:
     folder = root / "tiny-imagenet-200"
     annotated = _annotations(_file(folder, "val/val_annotations.txt"))
     listed = folder / "wnids.txt"
-    ids = sorted(listed.read_text().split() if listed.is_file() else {name for _, name in annotated})
+    ids = sorted(_text(listed).split() if listed.is_file() else {name for _, name in annotated})
     number = {name: k for k, name in enumerate(ids)}
     for line, (_, name) in enumerate(annotated, start=1):
         if name not in number:
@@ -169,10 +169,19 @@ def read_tiny_imagenet(root: Path, parts: Parts) -> Raw:
     return Raw(found, "classification", tuple(ids), notes=notes)
 
 
+def _text(path: Path) -> str:
+    """What a list that comes with images says."""
+    check_file(path, "a text")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is no text: {error}; fetch it again") from error
+
+
 def _annotations(path: Path) -> list[tuple[str, str]]:
     """Pictures and their classes, a line each."""
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(_text(path).splitlines(), start=1):
         file, _, rest = line.partition("\t")
         name = rest.split("\t")[0]
         if not name or not file or Path(file).name != file:

@@ -227,6 +227,11 @@ class Indexed(Split):
                 "batch of a list of samples: covey.data.adapt(data, collate=...)."
             ) from error
 
+    def in_order(self, size: int, *, first: int = 0, every: int = 1) -> Iterator[tuple[Any, Tensor]]:
+        """All samples in batches, as they lie; or of the batches the one numbered `first` and each `every`-th after."""
+        for rows in torch.arange(len(self)).split(size)[first::every]:
+            yield self.read(rows)
+
     def shown(self, rows: Tensor) -> Tensor:
         """The numbers of these samples in the data set."""
         return self.rows[rows]

@@ -76,8 +76,7 @@ def judge(data: Any, score: str) -> Judge:
         raise OptionError(f"score is one of {', '.join(map(repr, LOWER_IS_BETTER))}; got {score!r}.")
     found = held_out(data)
     if found.validation is not None:  # of data with several parts, test data are not to choose by
-        inputs, targets = found.validation
-        found = replace(found, inputs=inputs, targets=targets, validation=None)
+        found = replace(found, test=found.validation, validation=None)
     return Judge(replace(found, ood={}), score)
 
 

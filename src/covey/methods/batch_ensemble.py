@@ -137,7 +137,9 @@ class BatchEnsemble(Method):
         if self.init == "normal":
             factors.normal_(1.0, self.spread)
         elif self.init == "sign":
-            factors = 2 * torch.bernoulli(factors * self.positive) - 1
+            # drawn as real numbers: there is no draw of complex ones
+            chances = torch.full(factors.shape, self.positive, device=factors.device)
+            factors = (2 * torch.bernoulli(chances) - 1).to(factors)
         else:
             factors += self.noise * torch.randn_like(factors)
         return nn.Parameter(factors)
@@ -145,7 +147,7 @@ class BatchEnsemble(Method):
 
 def _why_shared(name: str, tensor: Tensor) -> str:
     if ".parametrizations." in name:
-        return "reparametrised weight, a rank-one factor would be normalised away; remove_parametrizations() first"
+        return "belongs to a reparametrised weight whose largest part has the factors"
     if tensor.ndim == 1:
         return "norms are shared"
     return "not a matrix"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
@@ -31,7 +31,7 @@ from covey.parameterization import Group, Parameterization
 from covey.parts.joint import INPUT, OWN, STEM, Several
 from covey.parts.plain import Replicated, assemble, stack
 from covey.run import Inputs
-from covey.tensors import Tensors
+from covey.tensors import Tensors, dense_gradient
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -182,6 +182,22 @@ class MIMO(Method):
             return
         with _refusing():
             ensemble(*many_args, per_member=True, **many_kwargs)
+        self._try_repeated(ensemble, many_args, many_kwargs)
+
+    def _try_repeated(self, ensemble: Ensemble, args: tuple, kwargs: dict[str, Any]) -> None:
+        """A network may take so many samples and no more."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        sizes = {tuple(leaf.shape[1:2]) for leaf in tensors}
+        if self.repeats == 1 or len(sizes) != 1 or sizes == {()}:  # not all of it are samples
+            return
+        longer = tree_map(lambda leaf: _longer(leaf, self.repeats), (args, kwargs))
+        try:
+            ensemble(*longer[0], per_member=True, **longer[1])
+        except Exception as error:
+            raise ConversionError(
+                f"MIMO trains on batches in which every sample stands {self.repeats} times, and the network does not "
+                f"take so many: {type(error).__name__}: {error}. Set repeats=1."
+            ) from error
 
 
 class Summed(Parameterization):
@@ -254,7 +270,10 @@ class JointEnsemble(Ensemble):
         for label, kind in (("stem", STEM), ("replicated", OWN)):
             part = cast(Summed | Replicated, self.parts[label])
             for name, stacked in part.phi.items():
-                found[name] = Several(stacked.unbind(), kind)
+                each = stacked.unbind()
+                if name in self.sparse():
+                    each = tuple(map(dense_gradient, each))
+                found[name] = Several(each, kind)
         return found
 
     def _joint_buffers(self) -> dict[str, Tensor]:
@@ -285,6 +304,10 @@ def _repeated(leaf: Any, members: int) -> Any:
     return torch.stack([leaf] * members) if isinstance(leaf, Tensor) else leaf
 
 
+def _longer(leaf: Any, repeats: int) -> Any:
+    return torch.cat([leaf] * repeats, 1) if isinstance(leaf, Tensor) else leaf
+
+
 # --- what the network must be like ----------------------------------------------------------------------------------
 
 _WAY_OUT = (
@@ -304,8 +327,9 @@ def _stem_weights(body: Anatomy) -> list[str]:
 def _is_matrix(network: nn.Module, name: str) -> bool:
     tensor = network.get_parameter(name)
     weight = getattr(network.get_submodule(owner_of(name)), "weight", None)
-    if isinstance(weight, Tensor):
-        return tensor.ndim > 1 and tensor.shape == weight.shape
+    is_computed = ".parametrizations." in name or name.endswith("weight_g")
+    if is_computed and isinstance(weight, Tensor):  # of a weight norm the directions, and not the lengths
+        return tensor.shape == weight.shape
     return tensor.ndim > 1
 
 

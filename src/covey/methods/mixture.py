@@ -95,6 +95,12 @@ class Mixture(TemplateMethod):
         if counts is None:
             one_each = fixed + sum(sizes) + self.members * len(grouped)
             return self._flat(body, layers, one_each)
+        if max(counts) == 1:
+            # members would mix one template each, and so differ in no more than signs and scales
+            try:
+                return self._flat(body, layers)
+            except TooSmallError:
+                pass
         banks: dict[str, BankSpec] = {}
         makeup: dict[str, Makeup] = {}
         for number, (group, count) in enumerate(zip(groups, counts, strict=True)):

@@ -139,4 +139,5 @@ class TabM(Method):
             return factors
         if self.start == "normal":
             return factors.normal_()
-        return 2 * torch.bernoulli(factors * 0.5) - 1
+        halves = torch.full(factors.shape, 0.5, device=factors.device)
+        return (2 * torch.bernoulli(halves) - 1).to(factors)

@@ -222,6 +222,13 @@ def _probe(
 def _rewritten(network: nn.Module, traces: Iterable[Trace]) -> tuple[str, ...]:
     """Parameters that a forward pass changes in place, and would change again."""
     written = set().union(*(traced.rescaled for traced in traces))
+    for name, tensor in network.named_parameters():
+        if name in written and not tensor.requires_grad:
+            raise ConversionError(
+                f"the network changes its frozen parameter {name!r} in the forward pass, as a teacher that follows its "
+                "student does. What changes from call to call is kept where it is a buffer: make it one "
+                "(register_buffer), or change it outside of the forward pass."
+            )
     return tuple(name for name, _ in network.named_parameters() if name in written)
 
 

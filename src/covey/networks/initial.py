@@ -83,15 +83,21 @@ def _path_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def _real(tensor: Tensor) -> Tensor:
+    """The same memory as real numbers: of a complex tensor, both parts."""
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+
+
 def _spread(tensor: Tensor) -> float:
-    return tensor.detach().double().std(correction=0).item() if tensor.numel() > 1 else 0.0
+    return _real(tensor).double().std(correction=0).item() if tensor.numel() > 1 else 0.0
 
 
 @torch.no_grad()
 def _redraw(tensor: Tensor) -> None:
     spread = _spread(tensor)
     if spread:
-        tensor.normal_(tensor.double().mean().item(), spread)
+        numbers = _real(tensor)
+        numbers.normal_(numbers.double().mean().item(), spread)
 
 
 def _from_zoo(network: nn.Module) -> nn.Module | None:

@@ -74,6 +74,16 @@ def ties(network: nn.Module) -> dict[str, str]:
     return {name: first for name, first in canonical(network).items() if name != first}
 
 
+def with_sparse_gradients(network: nn.Module) -> tuple[str, ...]:
+    """Names of the tables of words whose gradients are sparse."""
+    found = []
+    for place, name in slots(network).items():
+        owner = network.get_submodule(owner_of(place))
+        if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and owner.sparse:
+            found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalisation layer: one of torch's, or one that is called so and has only vectors."""
     if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
@@ -91,8 +101,10 @@ def axes(network: nn.Module, name: str) -> Axes | None:
     """How the parameter is a matrix, or None if it is not one (a bias, a norm's scale, a class token)."""
     owner, leaf = network.get_submodule(owner_of(name)), name.rpartition(".")[2]
     tensor = network.get_parameter(name)
-    if tensor.ndim < 2 or ".parametrizations." in "." + name:
+    if tensor.ndim < 2 or not _holds_the_weight(network, name):
         return None
+    if isinstance(owner, nn.Bilinear):
+        return Axes(tensor.shape[0], tensor.shape[1])
     if isinstance(owner, _CONVOLUTION):
         return Axes(tensor.shape[0], tensor.shape[1] * owner.groups, owner.groups)
     if isinstance(owner, _TRANSPOSED):
@@ -105,6 +117,19 @@ def axes(network: nn.Module, name: str) -> Axes | None:
     if tensor.ndim == 2 and (is_layer or min(tensor.shape) > 1):
         return Axes(tensor.shape[0], tensor.shape[1])
     return None
+
+
+def _holds_the_weight(network: nn.Module, name: str) -> bool:
+    """Whether a parameter is a weight, or has the numbers that a weight is computed from.
+
+    Of a reparametrised weight that is the largest original: a weight norm's direction, and not its lengths.
+    """
+    path, inside, leaf = name.rpartition(".")
+    if ".parametrizations." not in "." + name:
+        return True
+    originals = dict(network.get_submodule(path).named_parameters(recurse=False)) if inside else {}
+    largest = max(originals, key=lambda each: originals[each].numel(), default="")
+    return leaf == largest
 
 
 def select(

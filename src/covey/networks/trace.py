@@ -21,6 +21,17 @@ from covey.seeds import random_states
 
 # Operations that multiply data by a weight: what one would call a layer. Matched on the operator's name.
 _LAYERS = ("mm", "linear", "matmul", "conv", "embedding", "rnn", "lstm", "gru", "einsum", "cdist", "bilinear")
+# Operations that read the shape and type of a tensor, and nothing of what is in it.
+_SHAPES = (
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+)
 _ONCE = "embedding_renorm"  # changes a weight in place, and nothing when it is done again
 
 
@@ -39,6 +50,7 @@ class Trace:
     Args:
         ops: the operations in the order they ran.
         names: the name of each value that is a parameter or buffer.
+        learnt: the names of parameters among them.
         inputs: the values given to the network.
         outputs: the values of the selected output.
         written: names of the parameters and buffers that were changed in place.
@@ -48,6 +60,7 @@ class Trace:
 
     ops: list[_Op] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
+    learnt: set[str] = field(default_factory=set)
     inputs: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
@@ -69,7 +82,8 @@ class Trace:
             op = writer.get(stack.pop())
             if op is None:
                 continue
-            used = self._layer_weights(op, data, weights)
+            # a product with a constant, such as random features, is no layer that could be anybody's own
+            used = self._layer_weights(op, data, weights) & self.learnt
             found |= used
             if not used:
                 fresh = (op.reads & data) - seen
@@ -83,7 +97,7 @@ class Trace:
         processed: set[int] = set()
         found: set[str] = set()
         for op in self.ops:
-            used = self._layer_weights(op, data, weights)
+            used = self._layer_weights(op, data, weights) & self.learnt
             if op.reads & processed:
                 processed.update(op.writes)
             elif used:
@@ -119,7 +133,7 @@ class Trace:
         """Values that depend on the network's input."""
         data = set(self.inputs)
         for op in self.ops:
-            if op.reads & data:
+            if op.reads & data and not any(name in op.name for name in _SHAPES):
                 data.update(op.writes)
         return data
 
@@ -236,6 +250,7 @@ def trace(
     """
     result = Trace()
     recorder = _Recorder(result)
+    result.learnt = {name for name, _ in network.named_parameters()}
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         result.names[recorder.value(tensor)] = name
     result.inputs = {recorder.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}

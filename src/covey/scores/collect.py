@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from covey.combine import Prediction, Regression, answer
-from covey.data.container import Normalisation
+from covey.data.container import Normalisation, Split
 from covey.errors import EvaluationError
+from covey.networks.calls import arguments
+from covey.tensors import moved
 
 from .held_out import HeldOut
 from .model import EvaluatedModel
@@ -56,26 +58,27 @@ def _task(model: EvaluatedModel, data: HeldOut) -> str:
 def _classification_record(
     model: EvaluatedModel, data: HeldOut, task: str, batch_size: int, corruptions: int
 ) -> Record:
-    def logits(inputs: Tensor) -> Tensor:
-        """(M, N, C), where each position of a text or an image is a sample of its own."""
-        found = answer(_outputs(model, data, inputs, batch_size), "classification", model.class_dim)
+    def logits(part: Split) -> tuple[Tensor, Tensor]:
+        """(M, N, C), where each position of a text or an image is a sample of its own, and labels (N,)."""
+        outputs, targets = _outputs(model, data, part, batch_size)
+        found = answer(outputs, "classification", model.class_dim)
         assert isinstance(found, Prediction)
-        return found.logits.flatten(1, -2)
+        return found.logits.flatten(1, -2), _labels(targets)
 
-    validation = None
-    if data.validation is not None:
-        validation_inputs, validation_targets = data.validation
-        validation = logits(validation_inputs), _labels(validation_targets)
+    validation = None if data.validation is None else logits(data.validation)
     ood = {}
-    for name, inputs in data.ood.items():
-        ood[name] = logits(inputs)
+    for name, part in data.ood.items():
+        ood[name] = logits(part)[0]
     corrupted = {}
     if corruptions:
-        for name, images in corrupted_sets(pixels(data.inputs[:corruptions])):
-            corrupted[name] = logits(images)
+        if data.images is None:
+            raise EvaluationError("corruptions: expected test images in memory, one tensor (N, C, H, W)")
+        for name, images in corrupted_sets(pixels(data.images[:corruptions])):
+            corrupted[name] = logits(Split(images, torch.zeros(len(images), dtype=torch.long)))[0]
+    outputs, labels = logits(data.test)
     return Record(
-        outputs=logits(data.inputs),
-        targets=_labels(data.targets),
+        outputs=outputs,
+        targets=labels,
         task=task,
         validation=validation,
         ood=ood,
@@ -85,11 +88,11 @@ def _classification_record(
 
 
 def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int) -> Record:
-    outputs = _outputs(model, data, data.inputs, batch_size)
+    outputs, answers = _outputs(model, data, data.test, batch_size)
     found = answer(outputs, model.task or "regression", model.class_dim)
     assert isinstance(found, Regression)
     mean = _one_axis_of_outputs(found.member_mean)
-    targets = data.targets.float().cpu()
+    targets = answers.float().cpu()
     if targets.numel() == mean[0].numel():  # else `Record` says which shape it expected
         targets = targets.reshape(mean.shape[1:])
     variance = found.member_variance
@@ -109,14 +112,18 @@ def _in_own_unit(mean: Tensor, targets: Tensor, variance: Tensor | None, unit: N
     )
 
 
-def _outputs(model: EvaluatedModel, data: HeldOut, inputs: Tensor, batch_size: int) -> Tensor:
-    """Members' outputs on all inputs, (M, N, ...), as float32 on the CPU."""
+def _outputs(model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Members' outputs on all inputs, (M, N, ...), as float32 on the CPU, and the targets, (N, ...)."""
     device = model.device
-    found = []
-    for batch in inputs.split(batch_size):
-        outputs = model.outputs(data.prepare(batch).to(device))
+    found, answers = [], []
+    for inputs, targets in data.batches(part, batch_size):
+        args, kwargs = arguments(moved(inputs, device))
+        outputs = model.outputs(*args, **kwargs)
         found.append(outputs.float().cpu())
-    return torch.cat(found, 1)
+        answers.append(targets)
+    if not found:
+        raise EvaluationError("no samples to evaluate on, the set is empty")
+    return torch.cat(found, 1), torch.cat(answers)
 
 
 def _labels(targets: Tensor) -> Tensor:

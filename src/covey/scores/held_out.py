@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from covey.data import Data, Split
+from covey.data import Data, Split, adapt
+from covey.data.adapt import PART_NAMES, samples
 from covey.data.container import Normalisation
+from covey.data.sources import LABELS, Columns, tensors
 from covey.errors import EvaluationError
+from covey.tensors import rows_of
 
 from .record import TASKS
 
-Pair = tuple[Tensor, Tensor]
 
-
-def _unchanged(inputs: Tensor) -> Tensor:
+def _unchanged(inputs: Any) -> Any:
     return inputs
 
 
@@ -29,24 +28,44 @@ class HeldOut:
     """Test data with all that belongs to them. `held_out` makes it from what a user gives.
 
     Args:
-        inputs: of the test set, (N, ...), before `prepare`.
-        targets: of the test set, (N, ...).
+        test: the test set, before `prepare`; in memory, or read batch by batch when it is asked for.
         task: "classification", "language" or "regression"; None where the data do not say.
-        validation: inputs and targets for calibration.
-        ood: out-of-distribution inputs by the name of their set.
+        validation: samples for calibration.
+        ood: out-of-distribution samples by the name of their set; their targets mean nothing.
         classes: the classes' names.
         prepare: makes of raw inputs what a network takes, batch by batch.
         target_unit: leads standardised regression targets back to their own unit.
+        limit: how many samples of each set are used, the first ones; None for all.
     """
 
-    inputs: Tensor = field(repr=False)
-    targets: Tensor = field(repr=False)
+    test: Split = field(repr=False)
     task: str | None = None
-    validation: Pair | None = field(default=None, repr=False)
-    ood: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    validation: Split | None = field(default=None, repr=False)
+    ood: Mapping[str, Split] = field(default_factory=dict, repr=False)
     classes: tuple[str, ...] = ()
-    prepare: Callable[[Tensor], Tensor] = _unchanged
+    prepare: Callable[[Any], Any] = _unchanged
     target_unit: Normalisation | None = None
+    limit: int | None = None
+
+    @property
+    def images(self) -> Tensor | None:
+        """The test inputs as one tensor, where they are one and in memory."""
+        if not self.test.in_memory or not isinstance(self.test.inputs, Tensor):
+            return None
+        return self.test.inputs[: self.limit]
+
+    def batches(self, part: Split, size: int) -> Iterator[tuple[Any, Tensor]]:
+        """Inputs, prepared, and targets of a set, in batches."""
+        left = self.limit
+        for inputs, targets in part.in_order(size):
+            if left is not None and left < len(targets):
+                rows = torch.arange(left)
+                inputs, targets = rows_of(inputs, rows), targets[rows]
+            yield self.prepare(inputs), targets
+            if left is not None:
+                left -= len(targets)
+                if left <= 0:
+                    return
 
 
 def held_out(
@@ -57,167 +76,90 @@ def held_out(
     task: str | None = None,
     limit: int | None = None,
 ) -> HeldOut:
-    """Read test, validation and out-of-distribution data, once, before anything is evaluated.
+    """Test, validation and out-of-distribution data of any kind, in one form.
 
     Args:
-        data: a `covey.data.Data`, a pair (inputs, targets) of tensors or NumPy arrays, a map-style `Dataset` of such
-            pairs, or a `DataLoader` of batches of them.
-        ood: more sets of inputs by name: tensors, arrays, data sets or loaders, whose targets are not used.
-        validation: as `data`; by default the validation split of a `covey.data.Data`.
+        data: what `covey.evaluate` takes.
+        ood: more sets of inputs by name, likewise; their targets, if they have some, are not used.
+        validation: as `data`; by default the validation part of `data`, where it has parts.
         task: what is predicted, where the data do not say.
-        limit: read at most this many samples of each set, the first ones.
+        limit: use at most this many samples of each set, the first ones.
     """
     if limit is not None and limit < 1:
         raise EvaluationError(f"limit: expected 1 sample or more, got {limit}")
     if task is not None and task not in TASKS:
         raise EvaluationError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
+    if isinstance(data, str) or (isinstance(data, Mapping) and any(name in PART_NAMES for name in data)):
+        asked = task if task != "language" else None
+        data = adapt(data, task=asked, validation=0)  # type: ignore[arg-type]
     if isinstance(data, Data):
-        found = _from_container(data, limit)
+        found = _from_container(data)
     else:
-        inputs, targets = _pair(data, "data", limit)
-        found = HeldOut(inputs, targets)
+        found = HeldOut(_checked(samples(data, "data"), "data"))
+    found = replace(found, limit=limit)
     if task is not None:
         found = replace(found, task=task)
     if validation is not None:
-        found = replace(found, validation=_pair(validation, "validation", limit))
+        found = replace(found, validation=_checked(samples(validation, "validation"), "validation"))
     if ood:
         sets = dict(found.ood)
         for name, given in ood.items():
-            sets[name] = _inputs(given, f"the OOD set {name!r}", limit)
+            sets[name] = _inputs(given, f"the OOD set {name!r}")
         found = replace(found, ood=sets)
     return found
 
 
-def _from_container(data: Data, limit: int | None) -> HeldOut:
-    inputs, targets = _pair(data.test, "data", limit)
+def _from_container(data: Data) -> HeldOut:
     # A container without validation data holds an empty split.
-    validation = _pair(data.validation, "validation", limit) if len(data.validation) else None
-    ood = {}
-    for name, given in data.ood.items():
-        ood[name] = _inputs(given, f"the OOD set {name!r}", limit)
+    no_validation = data.validation.by_number and not len(data.validation)
     return HeldOut(
-        inputs,
-        targets,
+        _checked(data.test, "data"),
         task=data.task,
-        validation=validation,
-        ood=ood,
+        validation=None if no_validation else data.validation,
+        ood={name: _inputs(given, f"the OOD set {name!r}") for name, given in data.ood.items()},
         classes=data.classes,
         prepare=data.prepare,
         target_unit=data.target_normalisation,
     )
 
 
-def _pair(given: Any, what: str, limit: int | None) -> Pair:
-    """Inputs (N, ...) and targets (N, ...) of at least one sample."""
-    if isinstance(given, (Dataset, DataLoader)):
-        inputs, targets = _columns(given, what, limit, with_targets=True)
-    elif isinstance(given, Split):
-        inputs, targets = given.inputs, given.targets
-    elif isinstance(given, (tuple, list)) and len(given) == 2:
-        inputs = _tensor(given[0], f"{what}: inputs")
-        targets = _tensor(given[1], f"{what}: targets")
-    else:
-        raise EvaluationError(
-            f"{what}: expected a data set of covey, a pair of tensors or arrays (inputs, targets), a torch Dataset or "
-            f"a DataLoader, got {type(given).__name__}"
-        )
-    if inputs.ndim == 0 or targets.ndim == 0:
-        raise EvaluationError(f"{what}: expected inputs (N, ...) and targets (N, ...), got a single number")
-    if len(inputs) != len(targets):
-        raise EvaluationError(f"{what}: {len(inputs)} inputs but {len(targets)} targets")
-    if not len(inputs):
+def _checked(part: Split, what: str) -> Split:
+    if part.by_number and not len(part):
         raise EvaluationError(f"{what}: no samples to evaluate on, the set is empty")
-    return inputs[:limit], targets[:limit]
+    return part
 
 
-def _inputs(given: Any, what: str, limit: int | None) -> Tensor:
-    """Inputs (N, ...) of at least one sample; targets, where there are some, are left aside."""
-    if isinstance(given, (Dataset, DataLoader)):
-        (inputs,) = _columns(given, what, limit, with_targets=False)
-    elif isinstance(given, Split):
-        inputs = given.inputs
-    else:
-        inputs = _tensor(given, what)
-    if inputs.ndim == 0 or not len(inputs):
+def _inputs(given: Any, what: str) -> Split:
+    """Samples without answers; targets, where there are some, are left aside."""
+    if isinstance(given, Split):
+        return _checked(given, what)
+    if not isinstance(given, tuple | list | Mapping) and not _is_array(given):
+        return _checked(samples(given, what, columns=_InputsOnly()), what)
+    inputs = tensors(given, what)
+    length = next((len(leaf) for leaf in _leaves(inputs) if leaf.ndim), 0)
+    if not length:
         raise EvaluationError(f"{what} is empty: leave it out or give samples")
-    return inputs[:limit]
+    return Split(inputs, torch.zeros(length, dtype=torch.long))
 
 
-def _columns(
-    source: Dataset | DataLoader, what: str, limit: int | None, *, with_targets: bool
-) -> list[Tensor]:
-    """The inputs, and the targets if they are wanted, of a data set's samples or a loader's batches."""
-    in_batches = isinstance(source, DataLoader)
-    columns: list[list[Tensor]] = [[], []] if with_targets else [[]]
-    found = 0
-    for where, item in _items(source, what):
-        parts = _parts(item, where, with_targets)
-        for column, value in zip(columns, parts, strict=True):
-            column.append(_tensor(value, where))
-        newest = columns[0][-1]
-        found += len(newest) if in_batches else 1
-        if limit is not None and found >= limit:
-            break
-    if not found:
-        raise EvaluationError(f"{what}: no samples to evaluate on, the set is empty")
-    join = torch.cat if in_batches else torch.stack
-    try:
-        return [join(column) for column in columns]
-    except RuntimeError as problem:
-        raise EvaluationError(
-            f"{what}: samples differ in shape and cannot become one tensor ({problem})"
-        ) from problem
+def _is_array(given: Any) -> bool:
+    return isinstance(given, Tensor) or type(given).__module__.partition(".")[0] == "numpy"
 
 
-def _items(source: Dataset | DataLoader, what: str) -> Iterator[tuple[str, Any]]:
-    """Samples or batches, each with words that say which it is."""
-    if isinstance(source, IterableDataset):
-        raise EvaluationError(f"{what}: an IterableDataset has no known end; give a DataLoader of it")
-    if isinstance(source, DataLoader):
-        for number, batch in enumerate(source):
-            yield f"{what}, batch {number}", batch
-        return
-    # By number, because iterating over a Dataset without an end of its own would never stop.
-    for number in range(len(source)):  # type: ignore[arg-type]
-        yield f"{what}, sample {number}", source[number]
+def _leaves(inputs: Any) -> list[Tensor]:
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
+    return [leaf for leaf in values if isinstance(leaf, Tensor)]
 
 
-def _parts(item: Any, where: str, with_targets: bool) -> tuple[Any, ...]:
-    """Inputs and targets of a sample or batch, or its inputs alone."""
-    is_sequence = isinstance(item, (tuple, list))
-    if not with_targets:
-        return (item[0] if is_sequence else item,)
-    if is_sequence and len(item) == 2:
-        return tuple(item)
-    if isinstance(item, Mapping):
-        raise EvaluationError(_no_mappings(where))
-    raise EvaluationError(f"{where}: expected (inputs, targets), got {type(item).__name__}")
+class _InputsOnly(Columns):
+    """Samples of which only the inputs count."""
 
-
-def _tensor(value: Any, where: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, Mapping):
-        raise EvaluationError(_no_mappings(where))
-    if isinstance(value, (np.ndarray, np.generic, bool, int, float)):
-        return _from_numpy(np.asarray(value), where)
-    raise EvaluationError(f"{where}: expected a tensor or a NumPy array, got {type(value).__name__}")
-
-
-def _from_numpy(array: np.ndarray, where: str) -> Tensor:
-    # torch shares the array's memory, so it takes neither read-only nor mirrored arrays.
-    is_mirrored = min(array.strides, default=0) < 0
-    if is_mirrored or not array.flags.writeable:
-        array = array.copy()
-    try:
-        tensor = torch.from_numpy(array)
-    except TypeError as problem:
-        raise EvaluationError(f"{where}: an array of {array.dtype} cannot become a tensor") from problem
-    # NumPy's floats are float64 unless one says otherwise, torch's networks float32.
-    if tensor.dtype == torch.float64:
-        return tensor.to(torch.get_default_dtype())
-    return tensor
-
-
-def _no_mappings(where: str) -> str:
-    return f"{where}: inputs of several named tensors (a dict) cannot be evaluated yet; give one tensor"
+    def parts(self, batch: Any, where: str) -> tuple[Any, Tensor]:
+        """The inputs, and zeros for targets."""
+        if isinstance(batch, Mapping):
+            labels = [name for name in LABELS if name in batch]
+            batch = {name: column for name, column in batch.items() if name not in labels}
+        inputs = tensors(batch[0] if isinstance(batch, tuple | list) else batch, where)
+        return inputs, torch.zeros(len(_leaves(inputs)[0]), dtype=torch.long)

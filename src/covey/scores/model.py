@@ -33,7 +33,7 @@ class EvaluatedModel:
     """
 
     module: nn.Module
-    outputs: Callable[[Tensor], Tensor]
+    outputs: Callable[..., Tensor]
     evaluating: Callable[[], AbstractContextManager[None]]
     members: int = 1
     task: str | None = None
@@ -74,8 +74,8 @@ def _ensemble_in(module: nn.Module) -> Ensemble | None:
     return module if isinstance(module, Ensemble) else None
 
 
-def _outputs_of_one(network: nn.Module, batch: Tensor) -> Tensor:
-    outputs = network(batch)
+def _outputs_of_one(network: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    outputs = network(*args, **kwargs)
     if not isinstance(outputs, Tensor):
         raise EvaluationError(
             f"the network answers with {type(outputs).__name__}, not with a tensor: convert it with output=..., which "

@@ -50,8 +50,9 @@ def evaluate(
 
     Args:
         ensemble: what `convert`, `fit` or `load` gave, or any network.
-        data: a data set of covey; a pair of tensors or NumPy arrays, inputs (N, ...) and targets (N, ...); a torch
-            `Dataset` of such pairs; or a `DataLoader` of batches of them.
+        data: what `covey.fit` takes: a pair (inputs, targets), a torch Dataset, IterableDataset or DataLoader, a
+            Hugging Face dataset; or what has a test part: a data set of covey, its name, a dict of parts. Data sets
+            and loaders are read batch by batch.
         ood: more sets of out-of-distribution inputs by name: tensors, arrays, data sets or loaders.
         validation: data for calibration, as `data`; by default the data's own validation split.
         task: what is predicted, where neither the data nor the ensemble says; "classification" by default.
@@ -67,7 +68,7 @@ def evaluate(
         record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
         if folder is not None:
             record.save(Path(folder) / OUTPUTS_FILE, half=half)
-        result = score(record, inputs=sets.inputs, stored=model.temperature)
+        result = score(record, inputs=sets.images, stored=model.temperature)
         if folder is not None:
             result.save(folder, half=half)
     return result

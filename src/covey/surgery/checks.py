@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError
-from covey.networks.modes import evaluating
+from covey.networks.layers import copied
+from covey.networks.modes import modes_kept
+from covey.seeds import random_state_kept
 from covey.surgery.source import failure, module_names
 from covey.surgery.torch_internals import leaves, map_leaves
 
@@ -25,7 +27,8 @@ def check_runs(
     kwargs: dict[str, Any],
     output: Output = None,
 ) -> None:
-    """Check that the narrow network ties what the original ties, and answers in the same shape at two batch sizes.
+    """Check that the narrow network ties what the original ties, and answers in the same shape at two batch sizes, and
+    in train mode.
 
     Args:
         small: the narrow network.
@@ -50,17 +53,52 @@ def check_runs(
             got = _answer_shapes(small, inputs, output)
         except Exception as problem:
             raise _does_not_run(problem, small, wanted) from problem
-        if got != expected:
-            raise ConversionError(
-                f"The narrow network answers with shapes {got}; the original's are {expected}."
-            )
+        _check_shapes(got, expected)
+    in_training = problem_in_training(small, network, args, kwargs, output)
+    if in_training is not None:
+        raise in_training
 
 
-def _does_not_run(problem: Exception, small: nn.Module, batch: int) -> ConversionError:
+def problem_in_training(
+    small: nn.Module,
+    network: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    output: Output = None,
+) -> ConversionError | None:
+    """What keeps the narrow network from doing in train mode what the original does, or None.
+
+    Takes what `check_runs` takes.
+    """
+    batch = _batch_size((args, kwargs))
+    with random_state_kept(network):
+        try:
+            # copies, because a pass in train mode moves statistics
+            expected = _answer_shapes(copied(network), (args, kwargs), output, training=True)
+        except Exception:
+            return None  # the original cannot do it either
+        try:
+            got = _answer_shapes(copied(small), (args, kwargs), output, training=True)
+            _check_shapes(got, expected)
+        except ConversionError as refused:
+            return refused
+        except Exception as problem:
+            found = _does_not_run(problem, small, batch, "in train mode ")
+            found.__cause__ = problem
+            return found
+    return None
+
+
+def _check_shapes(got: Shapes, expected: Shapes) -> None:
+    if got != expected:
+        raise ConversionError(f"The narrow network answers with shapes {got}; the original's are {expected}.")
+
+
+def _does_not_run(problem: Exception, small: nn.Module, batch: int, mode: str = "") -> ConversionError:
     place = failure(problem, module_names(small))
     at = f" in {place}" if place else ""
     return ConversionError(
-        f"The narrow network fails at batch size {batch}{at}: {type(problem).__name__}: {problem}. "
+        f"The narrow network fails {mode}at batch size {batch}{at}: {type(problem).__name__}: {problem}. "
         "The network's code may fix a width there; give the narrow network yourself (narrow=...)."
     )
 
@@ -99,9 +137,12 @@ def _with_batch(leaf: Any, batch: int, wanted: int) -> Any:
     return leaf[:wanted]
 
 
-def _answer_shapes(network: nn.Module, inputs: tuple[tuple, dict], output: Output) -> Shapes:
-    args, kwargs = inputs
-    with evaluating(network), torch.no_grad():
+def _answer_shapes(
+    network: nn.Module, inputs: tuple[tuple, dict], output: Output, *, training: bool = False
+) -> Shapes:
+    args, kwargs = map_leaves(_own, inputs)
+    with modes_kept(network), torch.no_grad():
+        network.train(training)
         answer = network(*args, **kwargs)
     if output is not None:
         answer = output(answer)
@@ -110,3 +151,8 @@ def _answer_shapes(network: nn.Module, inputs: tuple[tuple, dict], output: Outpu
         if isinstance(leaf, Tensor):
             shapes.append(tuple(leaf.shape))
     return shapes
+
+
+def _own(leaf: Any) -> Any:
+    """An input that the network may change."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import arguments
 from covey.surgery.bound import Bound, check_bound, measure
-from covey.surgery.checks import check_runs
+from covey.surgery.checks import check_runs, problem_in_training
 from covey.surgery.edits import Edits, apply_edits
 from covey.surgery.equations import System, eliminate
 from covey.surgery.probe import Probe, probe
@@ -86,6 +86,26 @@ def narrow(
             f"example must be a tensor, a tuple or a dict of inputs; got {type(example).__name__}."
         )
     found = probe(network, args, kwargs, output)
+    narrowed = _narrowed(network, found, args, kwargs, ratio, groups, heads, tolerance)
+    if problem_in_training(narrowed.network, network, args, kwargs, output) is not None:
+        # in train mode it does something else, which ties other sizes together (a draw that both of its parts enter)
+        found = probe(network, args, kwargs, output, in_training=True)
+        narrowed = _narrowed(network, found, args, kwargs, ratio, groups, heads, tolerance)
+    check_runs(narrowed.network, network, args, kwargs, output)
+    return narrowed
+
+
+def _narrowed(
+    network: nn.Module,
+    found: Probe,
+    args: tuple,
+    kwargs: dict[str, Any],
+    ratio: float,
+    groups: int,
+    heads: Heads,
+    tolerance: float,
+) -> Narrowed:
+    """A narrow network, by what a run on symbols told."""
     system = eliminate(found)
     chosen, bound = _cheapest(network, found, system, ratio, heads, tolerance)
     check_bound(bound, found, system, ratio, tolerance)
@@ -95,7 +115,6 @@ def narrow(
     finish_attributes(small, network, edits)
     if groups > 1:
         small = add_subgroups(network, small, edits, args, kwargs, groups)
-    check_runs(small, network, args, kwargs, output)
     rounded = rounded_sizes(found, system, chosen, size_of, ratio)
     return Narrowed(small, edits, rounded, channels(found, system, size_of))
 

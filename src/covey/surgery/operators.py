@@ -328,6 +328,9 @@ def _real_as_complex(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor
 
 def _fix(facts: Facts, tensor: Tensor, size: int) -> None:
     """Write down that an axis is read at fixed places; where it carries data it is a width, but one that stays."""
+    if not carries_data(tensor) and not is_learnt(tensor) and isinstance(size, Size):
+        # the rows of a constant, such as a grid's points, are no widths, nor what is made as long as they are
+        facts.recorder.equate(size, facts.recorder.from_data(size))
     facts.recorder.position(size)
     if carries_data(tensor):
         facts.recorder.sum_over(size)
@@ -554,6 +557,14 @@ def _added_matrix_product(facts: Facts, args: tuple, kwargs: Named, made: list[T
     return [broadcast(facts.recorder, [out, sizes_of(args[0])])]
 
 
+def _distances(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """(..., n, k) and (..., m, k) -> (..., n, m)."""
+    (*batch, rows, width), (*other_batch, columns, other_width) = sizes_of(args[0]), sizes_of(args[1])
+    facts.recorder.equate(width, other_width)
+    facts.recorder.sum_over(width)
+    return [(*broadcast(facts.recorder, [tuple(batch), tuple(other_batch)]), rows, columns)]
+
+
 # --- axes that are put together ----------------------------------------------------------------------------------
 
 
@@ -773,6 +784,8 @@ RULES: dict[str, Rule] = {
     "aten.addmm": _added_matrix_product,
     "aten.baddbmm": _added_matrix_product,
     "aten.addmv": _added_matrix_product,
+    "aten._cdist_forward": _distances,
+    "aten._euclidean_dist": _distances,
     "aten.cat": _concatenation,
     "aten.stack": _stack,
     "aten.repeat": _repeat,

@@ -58,6 +58,8 @@ def probe(
     args: tuple,
     kwargs: dict[str, Any],
     output: Output = None,
+    *,
+    in_training: bool = False,
 ) -> Probe:
     """Run `network` once with symbolic sizes and return what was learnt.
 
@@ -66,8 +68,9 @@ def probe(
         args: positional inputs, with their real shapes.
         kwargs: inputs by keyword.
         output: picks the answer out of what the network returns; its sizes stay.
+        in_training: whether to run it in train mode too, where it does something else than in eval mode.
     """
-    skeleton = hollow(network).eval()
+    skeleton = hollow(network)
     recorder = Recorder(module_names(skeleton))
     found = Probe(recorder)
     facts = Facts(recorder)
@@ -77,19 +80,21 @@ def probe(
     with fake:
         tensors = _marked_tensors(skeleton, found)
         args, kwargs = map_leaves(partial(_marked_input, recorder=recorder), (args, kwargs))
+    answers: list[Any] = []
     try:
         # Functions reach Following first, operators Facts, and the fake tensors run them.
         with torch.no_grad(), plain_attention(), fake, watch_operators(facts.observe), Following(facts):
             recorder.is_listening = True
-            answer = torch.func.functional_call(skeleton, tensors, args, kwargs)
-            answer = output(answer) if output else answer
+            for mode in (False, True) if in_training else (False,):
+                answer = torch.func.functional_call(skeleton.train(mode), tensors, args, kwargs)
+                answers.append(output(answer) if output else answer)
     except TorchChangedError:
         raise
     except Exception as problem:
         raise _cannot_run(problem, recorder) from problem
     finally:
         recorder.is_listening = False
-    _fix_answer(answer, recorder)
+    _fix_answers(answers, recorder)
     return found
 
 
@@ -106,9 +111,9 @@ def _cannot_run(problem: Exception, recorder: Recorder) -> ConversionError:
     )
 
 
-def _fix_answer(answer: Any, recorder: Recorder) -> None:
-    """Sizes of the answer stay as they are: they are tied to sizes that the input decides."""
-    for leaf in leaves(answer):
+def _fix_answers(answers: list[Any], recorder: Recorder) -> None:
+    """Sizes of answers stay as they are: they are tied to sizes that the input decides."""
+    for leaf in leaves(answers):
         if not isinstance(leaf, Tensor):
             continue
         for size in sizes_of(leaf):

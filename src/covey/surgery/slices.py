@@ -238,7 +238,7 @@ def _importance(tensors: Tensors, axes: Channels) -> Scores:
     for name, shape in axes.items():
         if not isinstance(tensors[name], nn.Parameter):
             continue
-        values = tensors[name].detach().double().cpu()
+        values = tensors[name].detach().abs().double().cpu()
         squares = values.square()
         for place, axis in enumerate(shape):
             total = _sum_but(squares, place)

@@ -1,0 +1,43 @@
+"""The site builds without a warning, gallery and API included."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        "-d",
+        tmp_path / "doctrees",
+    ]
+    # the gallery writes beside its scripts, so build a copy
+    source = tmp_path / "docs"
+    subprocess.run(["cp", "-r", DOCS, source], check=True)
+    for beside in ("CHANGELOG.md", "CITATION.cff", "src", "README.md"):
+        (tmp_path / beside).symlink_to(ROOT / beside)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [*command, source, tmp_path / "site"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for page in ("index", "quickstart", "api", "tutorials/ood", "auto_gallery/plot_packed", "cli"):
+        assert (tmp_path / "site" / f"{page}.html").stat().st_size > 1000
+    assert "Gallery" in (tmp_path / "site" / "auto_gallery" / "index.html").read_text()

@@ -1,0 +1,204 @@
+"""What unusual networks taught: each a property that once did not hold."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import covey
+from covey.errors import ConversionError
+from covey.networks.anatomy import examine
+from covey.surgery import narrow
+
+
+class Words(nn.Module):
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4, sparse=sparse), nn.Linear(4, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.table(words).mean(1).tanh())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        covey.DeepEnsemble(members=2),
+        covey.BatchEnsemble(members=2),
+        covey.TabM(members=2),
+        covey.MIMO(members=2),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_sparse_gradients_are_those_of_a_dense_table(method: covey.Method) -> None:
+    words, targets = torch.randint(0, 7, (4, 5)), torch.tensor([0, 1, 2, 0])
+    torch.manual_seed(0)
+    dense = Words(sparse=False)
+    sparse = Words(sparse=True)
+    sparse.load_state_dict(dense.state_dict())
+    found = []
+    for network in (dense, sparse):
+        ens = covey.convert(network, method, example=words)
+        ens.run = "loop"
+        torch.manual_seed(1)
+        ens.loss(words, targets).backward()
+        found.append({name: p.grad for name, p in ens.named_parameters()})
+        assert ens.member(0).table.sparse is network.table.sparse
+    for name, gradient in found[0].items():
+        assert gradient is not None
+        other = found[1][name].to_dense()
+        torch.testing.assert_close(other, gradient)
+
+
+class Features(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(4, 6))
+        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first((x @ self.frequencies).sin()).relu())
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cell, self.head = nn.Linear(4, 5), nn.GRUCell(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 6)
+        for t in range(x.shape[1]):
+            h = self.cell(self.first(x[:, t]), h)
+        return self.head(h)
+
+
+@pytest.mark.parametrize(
+    ("network", "example"),
+    [(Features, torch.randn(3, 4)), (Cells, torch.randn(3, 2, 4))],
+    ids=["features", "zeros"],
+)
+def test_neither_constants_nor_zeros_are_taken_for_the_first_layer(
+    network: type[nn.Module], example: Tensor
+) -> None:
+    assert examine(network(), example=example).stem == ("first.weight", "first.bias")
+
+
+class Drawn(nn.Module):
+    """Two layers whose widths are the same only because of what train mode does with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.mean, self.spread = nn.Linear(6, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x).relu()
+        mean, spread = self.mean(h), self.spread(h)
+        return self.head(mean + spread.exp() * torch.randn_like(mean) if self.training else mean)
+
+
+def test_widths_that_only_train_mode_ties_are_narrowed_together() -> None:
+    small = narrow(Drawn(), 0.5, torch.randn(2, 6)).network
+    assert small.mean.weight.shape == small.spread.weight.shape == (4, 8)
+    assert small.train()(torch.randn(2, 6)).shape == (2, 3)
+
+
+class Near(nn.Module):
+    """Distances to centres, weighted by a bump on each of a grid's points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.centres = nn.Linear(6, 8), nn.Parameter(torch.randn(12, 8))
+        self.register_buffer("grid", torch.linspace(0, 1, 6))
+        self.mix, self.head = nn.Parameter(torch.randn(12, 5)), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = torch.cdist(self.first(x), self.centres)
+        bumps = ((far.unsqueeze(-1) >= self.grid[:-1]) & (far.unsqueeze(-1) < self.grid[1:])).to(x.dtype)
+        return self.head((-far).exp() + torch.einsum("bic,ic->bi", bumps, self.mix))
+
+
+def test_points_of_a_grid_are_no_width_and_centres_are() -> None:
+    small = narrow(Near(), 0.5, torch.randn(2, 6)).network
+    assert small.centres.shape == (6, 4)
+    assert small.mix.shape == (6, 5)
+    assert small.grid.shape == (6,)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6, dtype=torch.complex64))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x.to(self.weight.dtype) @ self.weight).abs())
+
+
+def test_signs_are_drawn_for_complex_weights_too() -> None:
+    x = torch.randn(3, 4)
+    for method in (covey.TabM(members=3), covey.BatchEnsemble(members=3, init="sign")):
+        ens = covey.convert(Complex(), method, example=x)
+        assert set(ens.parts["rank_one"].r["weight"].flatten().tolist()) <= {1, -1}
+        torch.testing.assert_close(ens.eval()(x)[1], ens.member(1).eval()(x))
+
+
+class Even(nn.Module):
+    """Does not feel the sign of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(6, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x @ self.a).square() + (x @ self.b).square())
+
+
+def test_a_mixture_of_one_template_each_is_avoided() -> None:
+    x = torch.randn(5, 6)
+    outputs = covey.convert(Even(), covey.Mixture(), example=x).eval()(x)
+    assert all((outputs[0] - other).abs().max() > 1e-3 for other in outputs[1:])
+
+
+class Taught(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.head = nn.Linear(4, 4), nn.Linear(8, 3)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.mul_(0.9).add_(0.1 * self.student.weight)
+        return self.head(torch.cat([self.student(x), self.teacher(x)], -1))
+
+
+def test_a_teacher_that_follows_in_the_forward_pass_is_refused() -> None:
+    with pytest.raises(ConversionError, match=r"'teacher.weight' in the forward pass.*register_buffer"):
+        covey.convert(Taught(), covey.MultiHead(members=2), example=torch.randn(2, 4))
+
+
+class Queue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.register_buffer("last", torch.zeros(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        if self.training:
+            self.last[: len(h)] = h.detach()
+        return self.head(F.relu(h))
+
+
+def test_a_network_that_takes_few_samples_is_told_of_repeats() -> None:
+    x = torch.randn(4, 4)
+    with pytest.raises(ConversionError, match=r"every sample stands 4 times.*repeats=1"):
+        covey.convert(Queue(), covey.MIMO(), example=x)
+    ens = covey.convert(Queue(), covey.MIMO(repeats=1), example=x)
+    ens.loss(x, torch.tensor([0, 1, 2, 0])).backward()
