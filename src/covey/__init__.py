@@ -21,6 +21,8 @@ from covey.version import __version__
 if TYPE_CHECKING:
     from covey import data as data
     from covey import deploy as deploy
+    from covey import hf as hf
+    from covey import lightning as lightning
     from covey import parts as parts
     from covey import report as report
     from covey import scores as scores
@@ -115,7 +117,9 @@ __all__ = [
 ]
 
 # Imported when first asked for, so that `import covey` costs little more than `import torch`.
-_PACKAGES = ("data", "deploy", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo")
+_PACKAGES = (
+    "data", "deploy", "hf", "lightning", "methods", "parts", "report", "scores", "sklearn", "train", "trainings", "zoo",
+)  # fmt: skip
 _HOMES = {
     "covey.methods": (
         "BatchEnsemble", "DeepEnsemble", "Hypernetwork", "LowRank", "MCDropout", "MIMO", "Masksembles", "Mixture",

@@ -160,7 +160,7 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
         networks = _networks(config, network)
         for net, body in zip(networks, config["bodies"], strict=True):
             _check_architecture(net, body["tensors"], folder)
-        with _Bounded(20_000 + 1_000 * len(header.tensors)):
+        with Bounded(20_000 + 1_000 * len(header.tensors)):
             ensemble = _built(config, networks, header)
     taken = _from_base(config, network, folder)
     _check_fits(ensemble, {**header.tensors, **tensor_files.listing(taken)}, path)
@@ -212,7 +212,7 @@ def _layout(config: Mapping[str, Any], method: Any, bodies: list[Anatomy], heade
     return Layout(shared, layout.tensors, layout.notes, layout.facts)
 
 
-class _Bounded(TorchDispatchMode):
+class Bounded(TorchDispatchMode):
     """Stops a build that goes on and on, because a number in config.json was made very large.
 
     Args:
@@ -339,7 +339,7 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
                 "the stored network is not one of covey.zoo's, so give its architecture: "
                 "covey.load(folder, network=...)."
             )
-        bound = _Bounded(500 + 50 * len(body["tensors"]))
+        bound = Bounded(500 + 50 * len(body["tensors"]))
         with random_state_kept(), bound, torch.device("meta"):
             made.append(zoo.create(body["zoo"]["name"], **body["zoo"]["arguments"]))
     return made

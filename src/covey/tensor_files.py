@@ -64,6 +64,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return header.about, {name: file.get_tensor(name).clone() for name in header.tensors}
 
 
+def read_foreign_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file that another program wrote, whose name holds no checksum."""
+    header = read_header(path)
+    _check_memory(path, header.bytes)
+    with _opened(path) as file:
+        return {name: file.get_tensor(name).clone() for name in header.tensors}
+
+
 @dataclass(frozen=True)
 class Header:
     """What a tensor file says of itself, without its tensors.

@@ -178,6 +178,9 @@ def test_language_in_bits_per_character() -> None:
     assert found.headline["bits_per_character"] == pytest.approx(
         -float(right.detach().log2().mean()), rel=1e-5
     )
+    assert found.headline["perplexity"] == pytest.approx(
+        math.exp(-float(right.detach().log().mean())), rel=1e-5
+    )
     assert found.about["samples"] == 54
 
 

@@ -61,9 +61,18 @@ def _is_sharded(module: nn.Module) -> bool:
     return isinstance(module, tuple(kind for kind in kinds if kind is not None))
 
 
+_QUANTISERS = (
+    "torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torchao.", "bitsandbytes.", "auto_gptq.", "gptqmodel.",
+    "awq.", "hqq.", "optimum.quanto.", "compressed_tensors.", "aqlm.", "transformers.integrations.",
+)  # fmt: skip
+"""Where the layers and weights of quantised networks come from."""
+
+
 def _is_quantised(module: nn.Module) -> bool:
-    home = type(module).__module__
-    return home.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"))
+    homes = [type(module).__module__]
+    # some quantise the layer, others only its weight, which is then a tensor of their own
+    homes += [type(tensor).__module__ for tensor in module.parameters(recurse=False)]
+    return any(home.startswith(_QUANTISERS) for home in homes)
 
 
 _WRAPPERS: list[tuple[Callable[[nn.Module], bool], str, str]] = [
@@ -90,7 +99,8 @@ _WRAPPERS: list[tuple[Callable[[nn.Module], bool], str, str]] = [
     (
         _is_quantised,
         "quantised, so its weights are packed integers that cannot be trained",
-        "Convert the network before it is quantised, and quantise ensemble.member(k).",
+        "Convert the network before it is quantised, and quantise ensemble.member(k); a large base may be in bfloat16 "
+        "or float16.",
     ),
 ]
 

@@ -78,6 +78,15 @@ class LowRankUpdate(Parameterization):
         own = {name: tensor[0] for name, tensor in self.own([k]).items()}
         return {name: updated(*self._pieces(name, own), self.scaling, self.axes[name]) for name in self.names}
 
+    def update(self, k: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """A (rank, in ...) and B (out, rank) of member k's update by name, its vectors folded in."""
+        own = {name: tensor[0] for name, tensor in self.own([k]).items()}
+        found = {}
+        for name in self.names:
+            _, a, b, r, s = self._pieces(name, own)
+            found[name] = _folded(a, b, r, s)
+        return found
+
     def own(self, members: Sequence[int]) -> dict[str, Tensor]:
         """A and B of the members, or their vectors."""
         stores = {"r": self.r, "s": self.s} if self.shares_update else {"a": self.a, "b": self.b}
@@ -193,12 +202,18 @@ def updated(
     weight: Tensor, a: Tensor, b: Tensor, r: Tensor | None, s: Tensor | None, scaling: float, axes: Axes
 ) -> Tensor:
     """W + scaling (s r^T) * (B A) in the weight's shape."""
-    a = a if r is None else a * r.view(-1, *(1,) * (a.ndim - 2))
-    b = b if s is None else b * s[:, None]
+    a, b = _folded(a, b, r, s)
     update = b @ a.flatten(1)
     if axes.inputs_first:
         return weight + scaling * update.unflatten(1, a.shape[1:]).transpose(0, 1)
     return weight + scaling * update.view(weight.shape)
+
+
+def _folded(a: Tensor, b: Tensor, r: Tensor | None, s: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A and B of the same update without the vectors."""
+    a = a if r is None else a * r.view(-1, *(1,) * (a.ndim - 2))
+    b = b if s is None else b * s[:, None]
+    return a, b
 
 
 def _scaled(matrix: Tensor, vector: Tensor | None, axis: int, x: Any, features: int) -> tuple[Tensor, Any]:

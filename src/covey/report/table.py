@@ -47,6 +47,7 @@ SCORES = (
     Column(
         "bits_per_character", "Bits per character", "lower", "negative log2-likelihood of the next symbol"
     ),
+    Column("perplexity", "Perplexity", "lower", "exponential of the NLL of the next symbol"),
     Column("nll", "NLL", "lower", "negative log-likelihood of the labels, nats"),
     Column("brier", "Brier", "lower", "squared distance of probabilities to the one-hot label, 0 to 2"),
     _percent("ece", "ECE", "lower", "expected calibration error, 15 bins of equal width"),

@@ -68,6 +68,12 @@ def bits_per_character(log_probs: Tensor, labels: Tensor) -> float:
     return nll(log_probs, labels) / math.log(2)
 
 
+def perplexity(log_probs: Tensor, labels: Tensor) -> float | None:
+    """Exponential of the mean negative log-likelihood; None above 1e30, which says only that training failed."""
+    exponent = nll(log_probs, labels)
+    return math.exp(exponent) if exponent < math.log(1e30) else None
+
+
 def brier(log_probs: Tensor, labels: Tensor) -> float:
     """Mean over samples of the squared distance between probabilities and the one-hot label, 0 to 2."""
     probs = log_probs.exp()
@@ -136,6 +142,7 @@ def answer_scores(log_probs: Tensor, labels: Tensor, *, language: bool = False) 
     }
     if language:
         scores["bits_per_character"] = bits_per_character(log_probs, labels)
+        scores["perplexity"] = perplexity(log_probs, labels)
     return scores
 
 

@@ -34,7 +34,7 @@ def make_optimizer(
     if not groups:
         raise OptionError("every parameter is frozen, so there is nothing to train.")
     if not recipe.decay_vectors:
-        groups = [part for group in groups for part in _without_vectors(ensemble, group)]
+        groups = without_vectors(ensemble, groups)
     if instead is not None:
         groups = instead(groups)
     for group in groups:
@@ -122,17 +122,18 @@ def carry(before: nn.Module, old: Optimizer, after: Ensemble, new: Optimizer) ->
     return taken
 
 
-def _without_vectors(ensemble: Ensemble, group: dict[str, Any]) -> list[dict[str, Any]]:
-    """A group as two: matrices, and norms and biases without decay."""
+def without_vectors(ensemble: Ensemble, groups: Groups) -> Groups:
+    """Each group as two: matrices, and norms and biases without decay."""
     network = ensemble.skeleton()
     ranks = {name: tensor.ndim for name, tensor in network.named_parameters()}
     vectors = {id(p) for name, p in ensemble.named_parameters() if ranks.get(_leaf(name), 2) <= 1}
     found = []
-    for is_vector in (False, True):
-        chosen = [p for p in group["params"] if (id(p) in vectors) == is_vector]
-        if chosen:
-            decay = 0.0 if is_vector else group["weight_decay"]
-            found.append({**group, "params": chosen, "weight_decay": decay})
+    for group in groups:
+        for is_vector in (False, True):
+            chosen = [p for p in group["params"] if (id(p) in vectors) == is_vector]
+            if chosen:
+                decay = 0.0 if is_vector else group["weight_decay"]
+                found.append({**group, "params": chosen, "weight_decay": decay})
     return found
 
 
