@@ -5,6 +5,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
 
+# learning rates were searched for each method on validation data (docs/demo.md)
+DEMO := --methods single:lr=0.01 multi-head:lr=0.35 packed:alpha=2,lr=0.1 deep-ensemble:lr=0.033 --seeds 0 1 2 \
+	--data fashion-mnist-small --ood digits --network convnet --network-option width=2 --epochs 10 --batch 64 \
+	--jobs $(JOBS) --threads 1 --no-progress --folder runs/demo
+
 .PHONY: demo test lint types tests slow docs fuzz kill benchmark clean
 
 .venv/installed: pyproject.toml constraints.txt
@@ -16,7 +21,7 @@ JOBS ?= 2
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/python examples/digits.py
+	OMP_NUM_THREADS=1 $(BIN)/covey compare $(DEMO)
 
 test: lint types tests
 

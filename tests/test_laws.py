@@ -449,7 +449,9 @@ def test_it_is_a_module_like_any_other(method: str, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside dynamo
-@pytest.mark.parametrize(("name", "mode"), [("mlp", True), ("convnet", False)])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("mlp", True), pytest.param("convnet", False, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_it_compiles(method: str, name: str, mode: bool) -> None:
     """Outputs, and in train mode gradients, of the compiled ensemble are those of the ensemble."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         SuperWeights,
         TabM,
     )
+    from covey.report.comparison import compare
     from covey.scores import anytime, evaluate
     from covey.train import History, Machine, Recipe, Schedule, fit
     from covey.trainings import FGE, SWAG, Economical, Late, LatePhase, Single, Snapshot, gather, late
@@ -100,6 +101,7 @@ __all__ = [
     "__version__",
     "anytime",
     "collapse",
+    "compare",
     "convert",
     "dry_run",
     "evaluate",
@@ -127,6 +129,7 @@ _HOMES = {
         "SuperWeights", "TabM",
     ),
     "covey.deploy": ("Selection", "Soup", "export", "fuse", "select_members", "soup"),
+    "covey.report.comparison": ("compare",),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),
     "covey.trainings": ("FGE", "SWAG", "Economical", "Late", "LatePhase", "Single", "Snapshot", "gather", "late"),

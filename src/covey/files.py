@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -17,6 +18,8 @@ DRAFT = ".covey-"
 
 STALE = 3600.0
 """Seconds after which a draft that nobody has written to counts as left behind."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -57,15 +60,29 @@ def settle(temporary: Path, path: Path) -> None:
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A path to write to, in the same folder; it takes the name `path` when the block ends well, else it goes."""
-    with draft(path.parent) as temporary:
-        yield temporary
-        settle(temporary, path)
+    try:
+        with draft(path.parent) as temporary:
+            yield temporary
+            settle(temporary, path)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreError(
+                f"{path} cannot be written: {error.strerror}. Make room, or choose another folder; what was there "
+                "before is still whole."
+            ) from error
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step."""
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file in one step."""
+    with whole(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def is_ordinary(path: Path) -> bool:

@@ -34,6 +34,9 @@ class Parameterization(nn.Module):
     varies: bool = True
     gamma: float = 1.0  # factor of the gradient of theta
     acts: bool = False  # whether `acting` gives weights that act on activations without being made
+    recomputes: bool = (
+        False  # whether acting is there to save memory: in a loop only, and even where it takes longer
+    )
 
     def member(self, k: int) -> dict[str, Tensor]:
         """Member k's tensors by name."""

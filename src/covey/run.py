@@ -165,7 +165,11 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
         raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
     buffers, _ = ensemble.buffers_of(0)
     fixed = {n: t for part in ensemble.parts.values() if not part.varies for n, t in part.member(0).items()}
-    acting = {label: part for label, part in ensemble.parts.items() if part.varies and ensemble.acts(part)}
+    acting = {
+        label: part
+        for label, part in ensemble.parts.items()
+        if part.varies and ensemble.acts(part) and not part.recomputes
+    }
     owned = {label: part.own(members) for label, part in acting.items()}
     varying: dict[str, Tensor] = {}
     for label, part in ensemble.parts.items():
@@ -293,11 +297,13 @@ def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: in
     best = Way()
     with _nothing_changed(ensemble):
         race = _Race(ensemble, members, inputs, repeats)
-        if ensemble.stackable and ensemble.members > 1:
+        acting = [part for part in ensemble.parts.values() if ensemble.acts(part)]
+        saves_memory = any(part.recomputes for part in acting)
+        if ensemble.stackable and ensemble.members > 1 and not saves_memory:
             best = race.winner(best, Way("batched"))
         if _takes_images(ensemble, inputs):
             best = race.winner(best, Way(channels_last=True), replace(best, channels_last=True))
-        if any(ensemble.acts(part) for part in ensemble.parts.values()):
+        if acting and not saves_memory:
             best = race.winner(best, replace(best, made=True), gain=GAIN)
     return str(best)
 

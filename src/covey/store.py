@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from covey import bases, registry, tensor_files, zoo
+from covey import bases, registry, tensor_files
 from covey import calibration as calibrations
 from covey import layout as layouts
 from covey.calibration import Temperature, from_dict
@@ -58,6 +59,7 @@ from covey.schema import (
 from covey.seeds import random_state_kept
 from covey.tensor_files import Header, digest, read_header, read_tensors, write_tensors
 from covey.version import __version__
+from covey.zoo import names
 
 FORMAT = 2
 FIRST_FORMAT = 1  # had no layout; it is worked out from what it had
@@ -217,11 +219,13 @@ class Bounded(TorchDispatchMode):
 
     Args:
         operations: of torch that the build may take, far more than it needs.
+        elements: of the largest tensor that it may make; any number if not given.
     """
 
-    def __init__(self, operations: int) -> None:
+    def __init__(self, operations: int, elements: int | None = None) -> None:
         super().__init__()
         self.left = operations
+        self.elements = elements
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         self.left -= 1
@@ -229,7 +233,11 @@ class Bounded(TorchDispatchMode):
             raise ConversionError(
                 "it would have far more tensors than were stored; a number in it was changed."
             )
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        # A tensor that is too large is found before memory is: what was never written to takes none.
+        if self.elements is not None and isinstance(made, torch.Tensor) and made.numel() > self.elements:
+            raise ConversionError("it would be far larger than what was stored; a number in it was changed.")
+        return made
 
 
 @contextlib.contextmanager
@@ -336,13 +344,25 @@ def _networks(config: dict[str, Any], network: nn.Module | list[nn.Module] | Non
     for body in bodies:
         if body["zoo"] is None:
             raise StoreError(
-                "the stored network is not one of covey.zoo's, so give its architecture: "
+                "the stored network is none that covey knows by name, so give its architecture: "
                 "covey.load(folder, network=...)."
             )
-        bound = Bounded(500 + 50 * len(body["tensors"]))
-        with random_state_kept(), bound, torch.device("meta"):
-            made.append(zoo.create(body["zoo"]["name"], **body["zoo"]["arguments"]))
+        made.append(_remade(body))
     return made
+
+
+def _remade(body: Mapping[str, Any]) -> nn.Module:
+    """The architecture that the zoo, or the package that a stored name begins with, makes again; without memory."""
+    if not names.is_packaged(body["zoo"]["name"]):
+        with random_state_kept(), Bounded(500 + 50 * len(body["tensors"])), torch.device("meta"):
+            return names.rebuild(body["zoo"])
+    # Other packages keep tensors that are no buffers, or compute with numbers out of tensors; neither can be done
+    # without memory. So they get some, but not more than the stored tensors would take.
+    stored = sum(math.prod(shape) for shape, _ in body["tensors"].values())
+    bound = Bounded(20_000 + 200 * len(body["tensors"]), elements=1_000_000 + 4 * stored)
+    with random_state_kept(), bound:
+        network = names.rebuild(body["zoo"])
+    return hollow(network)
 
 
 def _check_architecture(network: nn.Module, stored: dict[str, Any], folder: Path) -> None:

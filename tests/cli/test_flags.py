@@ -55,11 +55,23 @@ from covey.train import Recipe
         (["compare", "--methods", "single", "--vary", "depth=1,2"], "depth=1: neither the method"),
         (["compare", "--jobs", "2", "--ray"], "--jobs and --ray are two ways of running"),
         (["reproduce"], "covey reproduce takes a recipe's name"),
+        (
+            ["train", "single", "--task", "regression"],
+            "digits is for classification, so it cannot be used for regr",
+        ),
+        (["train", "single", "--target", "y"], "digits: a target is a column of a table of your own"),
+        (["train", "single", "--image-size", "8"], "digits: an image size is for folders of images"),
+        (["train", "single", "--split", "3"], "digits has no standard splits"),
+        (
+            ["train", "single", "--accelerator", "cuda"],
+            "accelerator is 'cuda', and torch sees no such device",
+        ),
         (["reproduce", "paper9"], "there is no recipe 'paper9'"),
     ],
 )
 def test_mistakes(words, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -95,7 +107,7 @@ def test_bad_recipe_files_name_line_and_key(text, expected, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "compare", "evaluate", "predict", "methods", "data", "reproduce", "show"]
+    "command", ["train", "compare", "evaluate", "predict", "methods", "networks", "data", "reproduce", "show"]
 )
 def test_help_at_each_level(command, capsys):
     with pytest.raises(SystemExit) if command != "train" else nullcontext():

@@ -1,5 +1,6 @@
 """Files are there whole or not at all, whatever happens to the process that writes them."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from covey.errors import StoreError
 from covey.files import STALE, is_ordinary, whole, write_text
 
 
@@ -43,6 +45,16 @@ def test_what_a_killed_process_left_is_collected_by_the_next_one(tmp_path):
     os.utime(left, (long_ago, long_ago))
     write_text(tmp_path / "c.txt", "c")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b.txt", "c.txt"]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+    with (
+        pytest.raises(StoreError, match="a.txt cannot be written: No space left on device. Make room"),
+        whole(tmp_path / "a.txt"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_nothing_but_drafts_is_collected(tmp_path):

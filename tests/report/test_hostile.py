@@ -14,6 +14,7 @@ from hostile import HOSTILE, PAYLOADS
 from pages import Page, sha256
 from PIL import Image, PngImagePlugin
 
+from covey.errors import StoreError
 from covey.report import write
 from covey.report.markdown import escape
 from covey.report.pictures import PREFIX, checked_picture
@@ -211,3 +212,26 @@ def test_names_that_matplotlib_would_take_for_commands(make_runs: Callable, tmp_
     assert max(len(name) for name in files) < 120
     assert label("one two") == "one two"
     assert slug("x" * 300) != slug("x" * 301)
+
+
+def test_a_link_in_the_place_of_a_page_is_replaced_and_not_followed(
+    make_runs: Callable, tmp_path: Path
+) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("mine")
+    folder.mkdir()
+    pages = [folder / name for name in ("report.html", "report.md")]
+    for page in pages:
+        page.symlink_to(mine)
+    write(make_runs((0, 1, 2))[:1], folder, pdf=False)
+    assert mine.read_text() == "mine"
+    assert not any(page.is_symlink() for page in pages)
+
+
+def test_a_folder_of_figures_that_is_a_link_is_refused(make_runs: Callable, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "figures").symlink_to(tmp_path / "mine")
+    with pytest.raises(StoreError, match="figures is a link to another place"):
+        write(make_runs((0, 1, 2))[:1], tmp_path / "run", pdf=False)
+    assert not list((tmp_path / "mine").iterdir())

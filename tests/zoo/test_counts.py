@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from covey import zoo
+from covey.scores.cost import multiply_adds
 from covey.zoo import NETWORKS, create
+from covey.zoo.sizes import SIZES
 
 
 def build(name: str, **options) -> nn.Module:
@@ -114,12 +117,36 @@ def test_every_entry_builds(name):
 
 def test_documented_list_is_the_list():
     page = Path(__file__).parents[2] / "docs" / "zoo.md"
-    rows = [line.strip("| ").split(" | ") for line in page.read_text().splitlines() if line.startswith("| `")]
+    listed = page.read_text().partition("## The list")[2]
+    rows = [line.strip("| ").split(" | ") for line in listed.splitlines() if line.startswith("| `")]
     assert [name.strip("`") for name, *_ in rows] == list(NETWORKS)
-    for name, description, _, classes, parameters in rows:
+    for name, description, _, classes, parameters, products in rows:
         key = name.strip("`")
         assert description == NETWORKS[key].description
-        assert parameters == f"{count(build(key, classes=int(classes)).parameters()):,}"
+        found = count(build(key, classes=int(classes)).parameters())
+        assert parameters == f"{found:,}"
+        assert SIZES[key] == (found, int(products.replace(",", "")))
+
+
+FAST = ("mlp", "convnet", "wrn-10-4", "vit-tiny-4")
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name not in FAST]
+
+
+@pytest.mark.parametrize("name", [*FAST, *OTHERS])
+def test_listed_multiply_adds_are_those_of_a_forward_pass(name):
+    record = NETWORKS[name]
+    classes = 205 if record.tokens else 1000 if record.shape[-1] == 224 else 10
+    with torch.device("meta"):
+        network = zoo.create(name, classes=classes)
+        sample = torch.zeros(1, *record.shape, dtype=torch.long if record.tokens else torch.float32)
+    assert multiply_adds(network, sample) == SIZES[name].multiply_adds
+
+
+def test_multiply_adds_are_the_published_ones():
+    """ResNet-18, ResNet-50, MobileNetV2 and ViT-B/16 in their papers or torchvision's tables, in 10^9."""
+    published = {"resnet-18": 1.81, "resnet-50": 4.09, "mobilenet-v2": 0.30, "vit-base-16": 17.56}
+    for name, giga in published.items():
+        assert round(SIZES[name].multiply_adds / 1e9, 2) == giga
 
 
 @pytest.mark.filterwarnings("ignore")  # timm's own

@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,10 @@ from tyro.conf import Positional
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
-from covey.cli.settings import Dataset, Settings, updated
+from covey.cli.settings import TABLE, TRANSFORMER, Dataset, Settings, is_table, updated
+from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
+from covey.data.labelled import read_labelled
 from covey.data.show import contact_sheet, list_known, summary
 from covey.data.splits import fewer
 from covey.deploy import DeployedEnsemble
@@ -29,6 +32,7 @@ from covey.errors import DataError, StoreError
 from covey.files import write_text
 from covey.schema import read_text
 from covey.train import Recipe
+from covey.zoo import from_file
 
 _NAMED = 5  # inputs in a message
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what the cells begin with that spreadsheets compute
@@ -60,7 +64,7 @@ def train(args: Sequence[str]) -> int:
     scale = flag_value(rest, "--scale") or "full"
     if scale not in ("full", "small"):
         raise UsageError(f"--scale is full or small; got {scale!r}.")
-    start = recipes.read(file).at(scale) if file else Settings()
+    start = recipes.read(file).at(scale) if file else usual_settings(rest)
     if name is None and not file:
         if any(word in ("-h", "--help") for word in rest):
             print(train_help())
@@ -71,6 +75,8 @@ def train(args: Sequence[str]) -> int:
     name = name or start.method
     options = start.options if name == start.method else registry.lookup(name)()
     settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
+    check_typed(settings, rest)
+    settings = settings.complete()
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
     with run.writing(folder):
         history, data = run.train(settings, folder, resume=own.resume)
@@ -79,8 +85,33 @@ def train(args: Sequence[str]) -> int:
         print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
               f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
         if own.evaluate and len(data.test):
-            print("test scores:\n" + run.headline(run.score(folder, history.ensemble, data)))
+            scores = run.score(folder, history.ensemble, data)
+            print("\n".join(["test scores:", run.headline(scores), *run.told(scores)]))
     return 0
+
+
+def usual_settings(args: Sequence[str]) -> Settings:
+    """The defaults for what was typed: tables and transformers are not trained as images are."""
+    network = flag_value(args, "--network") or ""
+    if network.startswith("hf:"):
+        return Settings(recipe=TRANSFORMER)
+    if is_table(flag_value(args, "--data") or ""):
+        return Settings(recipe=TABLE)
+    return Settings()
+
+
+def check_typed(settings: Settings, args: Sequence[str]) -> None:
+    """Refuse to run a Python file that was not named on the command line, but in a recipe or in a stored run."""
+    typed = set()
+    for word in args:
+        for piece in (word, *re.split("[=,+]", word)):  # --network=..., single:network=..., a.py:f+b.py:g
+            if from_file.is_code(piece) and ":" in piece:
+                typed.add(from_file.absolute(piece))
+    for name in settings.network.code:
+        if from_file.absolute(name) not in typed:
+            raise UsageError(
+                f"the network is made by {name}. That is code, and only run if you name it: --network {name}"
+            )
 
 
 def read_run(
@@ -121,17 +152,22 @@ class EvaluateFlags:
 
     Args:
         folder: of the run.
-        limit: use only so many samples of each set, drawn with the classes in proportion.
+        data: score on these data instead of the run's own: a folder of images in class folders, a table with the same
+            columns, or an .npz file. Scores go to evaluations/ in the run's folder.
+        limit: use only so many samples of each set, drawn with the classes in proportion. Scores go to evaluations/.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
-        ood: further known sets to test out-of-distribution detection on.
+        ood: further sets to test out-of-distribution detection on: known ones, or inputs of your own.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         json: print all scores as JSON.
         report: measure the cost too, and write report.html and its Markdown twin into the folder.
     """
 
     folder: Positional[str]
+    data: str | None = None
     limit: int | None = None
     corruptions: int = 0
     ood: tuple[str, ...] = ()
+    network: str | None = None
     json: bool = False
     report: bool = True
 
@@ -152,24 +188,45 @@ def _evaluate(own: EvaluateFlags) -> int:
     folder = Path(own.folder)
     stored = run.read_settings(folder)
     settings = run.settings_of(stored)
-    dataset = (
-        settings.dataset if not own.ood else updated(settings.dataset, {"ood": list(own.ood)}, "dataset")
-    )
-    ensemble, data = run.read_ensemble(folder), dataset.load()
-    run.check_same_data(data, stored["record"], folder)
+    ensemble = run.read_ensemble(folder, own.network)
+    data = _data_to_score(own, settings, stored["record"], folder)
     if own.limit is not None:
         data = fewer(data, own.limit, settings.dataset.data_seed)
-    scores = run.score(folder, ensemble, data, corruptions=own.corruptions)
-    told = [run.headline(scores), *(f"  note: {note}" for note in scores.notes)]
+    place = _place(own, folder)
+    place.mkdir(parents=True, exist_ok=True)
+    scores = run.score(place, ensemble, data, corruptions=own.corruptions)
+    told = [run.headline(scores), *run.told(scores)]
+    if place != folder:
+        told.append(f"written to {place}; the run's own scores stay as they are")
     if own.report:
         from covey.report import write
 
-        run.measure_cost(folder, ensemble, data)
-        title = f"{settings.method} on {settings.dataset.data}"
-        page = write([run.result(folder, settings.method, settings.recipe.seed)], folder, title=title)
+        run.measure_cost(folder, ensemble, data, place)
+        title = f"{settings.method} on {own.data or settings.dataset.data}"
+        page = write([run.result(folder, settings.method, settings.recipe.seed, place)], place, title=title)
         told.append(f"report: {page}")
     print(json.dumps(scores.scores, indent=1) if own.json else "\n".join(told))
     return 0
+
+
+def _data_to_score(own: EvaluateFlags, settings: Settings, record: dict[str, Any], folder: Path) -> Data:
+    """The run's own test data, or new ones in the same form."""
+    if own.data is None:
+        ood = {} if not own.ood else {"ood": list(own.ood)}
+        data = updated(settings.dataset, ood, "dataset").load()
+        run.check_same_data(data, record, folder)
+        return data
+    data = read_labelled(own.data, record, settings.dataset.target)
+    outside = {Path(name).name: read_inputs(name, record)[1] for name in own.ood}
+    return replace(data, ood=outside)
+
+
+def _place(own: EvaluateFlags, folder: Path) -> Path:
+    """Where scores go: those of other data, or of a part of the data, do not replace the run's own."""
+    parts = [] if own.data is None else [Path(own.data).stem]
+    if own.limit is not None:
+        parts.append(f"limit-{own.limit}")
+    return folder / "evaluations" / "-".join(parts) if parts else folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +236,14 @@ class PredictFlags:
     Args:
         folder: of the run, or an .onnx file that `covey export` wrote.
         input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         out: a .csv or .json file to write; printed as CSV if not given.
         batch: samples that run at once.
     """
 
     folder: Positional[str]
     input: Positional[str]
+    network: str | None = None
     out: str | None = None
     batch: int = 256
 
@@ -196,7 +255,7 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
-    answering, record = _answering(Path(own.folder))
+    answering, record = _answering(Path(own.folder), own.network)
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
@@ -214,7 +273,9 @@ def predict(args: Sequence[str]) -> int:
     return 0
 
 
-def _answering(path: Path) -> tuple[Callable[[Tensor], dict[str, Tensor]], dict[str, Any]]:
+def _answering(
+    path: Path, network: str | None
+) -> tuple[Callable[[Tensor], dict[str, Tensor]], dict[str, Any]]:
     """What answers prepared inputs, by name, and the record of the data that it was trained on."""
     if path.suffix == ".onnx":
         deployed = DeployedEnsemble(path)
@@ -229,7 +290,7 @@ def _answering(path: Path) -> tuple[Callable[[Tensor], dict[str, Tensor]], dict[
 
         return from_file, deployed.about["data"]
     record = run.read_settings(path)["record"]
-    ensemble = run.read_ensemble(path)
+    ensemble = run.read_ensemble(path, network)
     # Whether answers are finite is checked over all batches and with the inputs' names.
     return (lambda inputs: named(ensemble.predict(inputs, check=False))), record
 
@@ -333,10 +394,12 @@ class ShowFlags:
 
     Args:
         folder: of the run.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         tensors: list what became of every tensor of the network.
     """
 
     folder: Positional[str]
+    network: str | None = None
     tensors: bool = False
 
 
@@ -346,7 +409,7 @@ def show(args: Sequence[str]) -> int:
     folder = Path(own.folder)
     stored = run.read_settings(folder)
     settings = run.settings_of(stored)
-    ensemble = run.read_ensemble(folder)
+    ensemble = run.read_ensemble(folder, own.network)
     coverage = ensemble.coverage
     print(f"method    {settings.method} {_differences(settings.options)}")
     print(

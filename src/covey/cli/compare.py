@@ -15,7 +15,7 @@ from typing import Any, Literal
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli import results as stored
-from covey.cli.commands import flag_value
+from covey.cli.commands import check_typed, flag_value, usual_settings
 from covey.cli.flags import UsageError, parse
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import CoveyError, OptionError
@@ -115,7 +115,7 @@ def compare(args: Sequence[str]) -> int:
     """Train several methods and seeds and write one report: covey compare --methods A B --seeds 0 1 2"""
     file = flag_value(args, "--recipe")
     scale = flag_value(args, "--scale") or "full"
-    own, start = CompareFlags(), Settings()
+    own, start = CompareFlags(), usual_settings(args)
     if file:
         own, start = from_recipe(recipes.read(file), scale)
     parts = {"own": own, "recipe": start.recipe, "network": start.network, "dataset": start.dataset}
@@ -124,6 +124,8 @@ def compare(args: Sequence[str]) -> int:
     own = given.pop("own")
     base = replace(start, **given)
     planned = planned_runs(base, own)
+    for one in planned:
+        check_typed(one.settings, args)
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
     if own.search:
@@ -167,7 +169,7 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         start = base.options if name == base.method else kind()
         settings = apply_settings(replace(base, method=name, options=start), given, OWN_FIRST)
         settings = apply_settings(settings, varied, OWN_LAST)
-        settings = replace(settings, recipe=replace(settings.recipe, seed=seed))
+        settings = replace(settings, recipe=replace(settings.recipe, seed=seed)).complete()
         words = [spec.replace(":", " ").replace(",", " ")]
         file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
         label = " ".join([*words, *(f"{k}={v}" for k, v in varied.items() if k not in REPEATS)])
@@ -291,7 +293,8 @@ def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
 
     data = one.settings.dataset.load()
     inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
-    return flatness(run.read_ensemble(one.folder).member(0), inputs, labels)
+    code = one.settings.network.network if one.settings.network.code else None
+    return flatness(run.read_ensemble(one.folder, code).member(0), inputs, labels)
 
 
 def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:

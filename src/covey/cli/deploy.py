@@ -38,6 +38,7 @@ class ExportFlags:
         int8: compute in int8, calibrated on "train" (the run's own training data) or on inputs as `covey predict`
             takes them; the float file is written too, and a table says what int8 costs.
         int8_limit: largest share of predictions that int8 may change; layers that hurt stay in float.
+        network: the network as FILE.py:FUNCTION, for a run whose network was one.
     """
 
     folder: Positional[str]
@@ -47,6 +48,7 @@ class ExportFlags:
     weights: Literal["made", "stored"] = "made"
     int8: str | None = None
     int8_limit: float = 0.005
+    network: str | None = None
 
 
 def export(args: Sequence[str]) -> int:
@@ -57,7 +59,7 @@ def export(args: Sequence[str]) -> int:
     folder = run.existing(own.folder)
     stored = run.read_settings(folder)
     record = stored["record"]
-    ensemble = run.read_ensemble(folder)
+    ensemble = run.read_ensemble(folder, own.network)
     data = run.settings_of(stored).dataset.load()
     run.check_same_data(data, record, folder)
     path = Path(own.out) if own.out else folder / f"ensemble.{own.to}"

@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """The commands by name."""
     from covey.cli import commands as simple
-    from covey.cli import compare, deploy, reproduce
+    from covey.cli import compare, deploy, networks, reproduce
 
     return {
         "train": simple.train,
@@ -50,6 +50,7 @@ def commands() -> dict[str, Callable[[Sequence[str]], int]]:
         "predict": simple.predict,
         "export": deploy.export,
         "methods": simple.methods,
+        "networks": networks.networks,
         "data": simple.data,
         "reproduce": reproduce.reproduce,
         "show": simple.show,

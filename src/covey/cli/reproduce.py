@@ -16,6 +16,7 @@ from tyro.conf import Positional
 from covey import zoo
 from covey.cli import recipes
 from covey.cli import results as stored
+from covey.cli.commands import check_typed
 from covey.cli.compare import CompareFlags, Results, execute, from_recipe, planned_runs
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
@@ -84,13 +85,16 @@ def reproduce(args: Sequence[str]) -> int:
         flags, folder=own.folder or f"runs/{file.name}-{own.scale}", seeds=own.seeds or flags.seeds
     )
     base = replace(base, dataset=replace(base.dataset, root=own.root or base.dataset.root))
+    planned = planned_runs(base, flags)
+    for one in planned:
+        check_typed(one.settings, ())  # a recipe that brings code is for `covey train`, where it can be named
     print(
         f"{file.about.get('title', file.name)} ({file.about.get('paper', '')}, {file.about.get('table', '')})"
     )
     if "reports" in file.about:
         print(f"the paper reports: {file.about['reports']}")
     return execute(
-        planned_runs(base, flags),
+        planned,
         Path(flags.folder),
         jobs=own.jobs,
         ray=own.ray,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from covey.cli.memory import keep_freed_memory
-from covey.cli.settings import Settings
+from covey.cli.settings import Network, Settings
 from covey.collapsing import collapse
 from covey.data import Data
 from covey.data.inputs import RECORD, check_record
 from covey.ensemble import Ensemble
-from covey.errors import StoreError
+from covey.errors import OptionError, StoreError
 from covey.files import write_text
 from covey.locks import locked
 from covey.report import Run
@@ -25,9 +28,12 @@ from covey.scores import Cost, Evaluation, evaluate, stored
 from covey.scores import cost as costs
 from covey.store import load
 from covey.train import History, checkpoint, fit
+from covey.zoo import from_file
 
+_log = logging.getLogger("covey")
 SETTINGS, COST, COLLAPSED = "settings.json", "cost.json", "collapsed.json"
 STATISTICS_BATCHES = 20  # of 512 training samples, to estimate norms' statistics of an averaged network anew
+_BESIDE = ("record", "seconds", "ended", "code")  # what settings.json holds besides the settings
 _PARTS = ("options", "dataset", "network", "recipe", "machine")
 SPEC = Record(
     {
@@ -36,7 +42,8 @@ SPEC = Record(
         "record": RECORD,
         "seconds": Maybe(Number(0)),
         "ended": Word(),
-    }
+    },
+    optional={"code": Named(Word())},  # SHA-256 of Python files that networks came from
 )
 """What settings.json looks like."""
 
@@ -47,7 +54,8 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
     data = settings.dataset.load()
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
-    described = {**settings.to_dict(), "record": data.record}
+    code = {name: from_file.digest(name) for name in settings.network.code}
+    described = {**settings.to_dict(), "record": data.record, **({"code": code} if code else {})}
     with writing(folder), _begun(folder, {**described, "seconds": None, "ended": "not finished"}):
         started = time.perf_counter()
         history = fit(
@@ -116,21 +124,21 @@ def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
     write_text(folder / COLLAPSED, json.dumps(scores))
 
 
-def measure_cost(folder: Path, ensemble: Ensemble, data: Data) -> None:
-    """Measure what the ensemble costs here, and write it to the folder."""
+def measure_cost(folder: Path, ensemble: Ensemble, data: Data, place: Path | None = None) -> None:
+    """Measure what the ensemble of a run costs here, and write it to its folder, or to another place."""
     example = data.prepare(data.test.inputs[:32])
     seconds = read_settings(folder)["seconds"]
     cost = costs.measure_cost(ensemble, example, repeats=5, warmup=1, training_seconds=seconds)
-    write_text(folder / COST, json.dumps(cost.to_dict()))
+    write_text((place or folder) / COST, json.dumps(cost.to_dict()))
 
 
-def result(folder: Path, label: str, repeat: int) -> Run:
-    """A trained, scored and measured run as the report takes it."""
+def result(folder: Path, label: str, repeat: int, place: Path | None = None) -> Run:
+    """A trained, scored and measured run as the report takes it; scores and cost may lie in another place."""
     return Run(
         method=label,
         seed=repeat,
-        evaluation=Evaluation.load(folder),
-        cost=Cost.from_dict(read_json(folder / COST, stored.COST)),
+        evaluation=Evaluation.load(place or folder),
+        cost=Cost.from_dict(read_json((place or folder) / COST, stored.COST)),
         history=read_history(folder),
         settings=read_settings(folder),
     )
@@ -166,12 +174,44 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def settings_of(stored: dict[str, Any]) -> Settings:
     """The settings out of what `train` wrote."""
-    return Settings.from_dict({k: v for k, v in stored.items() if k not in ("record", "seconds", "ended")})
+    return Settings.from_dict({k: v for k, v in stored.items() if k not in _BESIDE})
 
 
-def read_ensemble(folder: Path) -> Ensemble:
-    """The trained ensemble of a run."""
-    return load(folder / "ensemble").eval()
+def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
+    """The trained ensemble of a run.
+
+    Args:
+        folder: of the run.
+        code: the network as FILE.py:FUNCTION, which is run, for a run whose network was one. What is stored in the
+            folder never is: somebody else may have written it.
+    """
+    stored = read_settings(folder)
+    network = settings_of(stored).network
+    if code is None:
+        _check_no_code(folder, network)
+        return load(folder / "ensemble").eval()
+    named = replace(network, network=code).absolute()
+    if not named.code:
+        raise OptionError(
+            f"--network names the Python file of a run's network again, as FILE.py:FUNCTION; got {code!r}."
+        )
+    if not network.code:
+        raise OptionError(
+            f"the network of {folder} is {network.network}, no Python file; leave --network out."
+        )
+    for name in named.code:
+        if from_file.digest(name) not in stored.get("code", {}).values():
+            _log.warning("%s was changed since %s was trained with it", name, folder)
+    made = named.made(stored["record"], loss=stored["recipe"].get("loss", "auto"))
+    return load(folder / "ensemble", made[0] if len(made) == 1 else made).eval()
+
+
+def _check_no_code(folder: Path, network: Network) -> None:
+    if network.code:
+        raise OptionError(
+            f"the network of {folder} is made by {network.network}. That is code, and only run if you name it again: "
+            f"--network {network.network}"
+        )
 
 
 def check_same_data(data: Data, record: Mapping[str, Any], folder: Path) -> None:
@@ -206,8 +246,13 @@ def headline(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
+def told(evaluation: Evaluation) -> list[str]:
+    """The notes of an evaluation, in lines."""
+    return [f"  note: {note}" for note in evaluation.notes]
+
+
 def usual_folder(settings: Settings) -> Path:
     """Where a run goes if nobody says: runs/method-network-data-seed."""
-    network = settings.network.network or "network"
+    network = re.sub(r"[^\w.+-]+", "-", Path(settings.network.network or "network").name)
     data = Path(settings.dataset.data).stem
     return Path("runs") / f"{settings.method}-{network}-{data}-{settings.recipe.seed}"

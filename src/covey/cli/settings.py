@@ -12,10 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from covey import registry, zoo
+from covey import registry
 from covey.data import Data, load
 from covey.data.container import Task
 from covey.data.splits import fewer
+from covey.data.table import SUFFIXES as TABLES
 from covey.errors import OptionError, StoreError, suggest
 from covey.files import is_ordinary
 from covey.method import Method, Training
@@ -25,8 +26,17 @@ from covey.store import load as stored_ensemble
 from covey.tensor_files import check_size
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
+from covey.zoo import from_file, names
 
 SINGLE = "single"
+BYTES = 256  # classes of a text
+_COLUMNS = ("breast-cancer", "iris", "wine", "diabetes")  # known tables, besides UCI's
+
+TABLE = Recipe(epochs=60, batch=32, optimizer="adamw", lr=3e-3, decay=1e-4)
+"""How tables are trained if nothing else is said: as the scikit-learn estimators do."""
+
+TRANSFORMER = Recipe(epochs=5, batch=32, optimizer="adamw", lr=1e-4, decay=0.01, clip=1.0)
+"""How a network of Hugging Face is trained if nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +51,15 @@ class Dataset:
         validation: share of the training part held back to choose by.
         test: share held back for the test, where the data have no test part.
         image_size: image folders: side that all images are brought to, or height and width.
-        length: texts: bytes in a window.
+        length: texts: bytes in a window, or most tokens of a sample.
         split: UCI sets: number of the standard split.
         held_out: classes that are taken away and become an out-of-distribution set.
-        ood: known sets to test out-of-distribution detection on.
+        ood: known sets to test out-of-distribution detection on, or inputs of your own: a folder of images, a table
+            with the same columns, an array file.
         ignore: tables: columns to leave out.
+        text: tables: the column of texts to classify by a network of Hugging Face.
+        tokenizer: what cuts those texts into tokens: a folder, or a name in the hub's cache; that of --network hf:NAME
+            if not given.
         skip_bad: image folders: go on without images that cannot be read, and note which.
         samples: use only so many samples of each part, drawn with the classes in proportion.
         train_samples: use only so many samples to train on, and all to validate and test with.
@@ -64,6 +78,8 @@ class Dataset:
     held_out: tuple[str, ...] = ()
     ood: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    text: str | None = None
+    tokenizer: str | None = None
     skip_bad: bool = False
     samples: int | None = None
     train_samples: int | None = None
@@ -87,6 +103,8 @@ class Dataset:
             ood=self.ood,
             ignore=self.ignore,
             skip_bad=self.skip_bad,
+            text=self.text,
+            tokenizer=self.tokenizer,
         )
         if self.samples is not None:
             data = fewer(data, self.samples, self.data_seed)
@@ -100,8 +118,9 @@ class Network:
     """What to train.
 
     Args:
-        network: a name of covey.zoo, or several with + between them for members that differ; by default a small
-            one that fits the data.
+        network: a name of covey.zoo (`covey networks` lists them), timm:NAME, hf:FOLDER_OR_NAME, or FILE.py:FUNCTION of
+            your own, which is run; several with + between them for members that differ. By default a small one that
+            fits the data.
         network_option: options of the network, such as dropout=0.2 or hidden=[200,200].
         weights: where trained weights come from: a .safetensors file of the network's state, or the folder of a run
             of one network.
@@ -113,16 +132,43 @@ class Network:
 
     def build(self, data: Data, *, loss: str, seed: int) -> nn.Module | list[nn.Module]:
         """The network for these data, or the networks, initialised from the seed."""
-        names = (self.network or _usual(data)).split("+")
-        outputs = data.outputs * (2 if data.task == "regression" and loss != "mse" else 1)
-        made = []
         with random_state_kept(seed=seed):
-            for name in names:
-                options = {**zoo.find(name).arguments_for(data.shape), **parse_options(self.network_option)}
-                made.append(zoo.create(name, **{"classes": outputs, **options}))
+            made = self.made(data.record, loss=loss)
         if len(made) > 1:
             return made
         return made[0] if self.weights is None else trained(made[0], Path(self.weights))
+
+    def made(self, record: Mapping[str, Any], *, loss: str) -> list[nn.Module]:
+        """The networks for data with this record, without trained weights of another run."""
+        outputs = max(1, len(record["classes"]))
+        if record["task"] == "language":
+            outputs = BYTES
+        if record["task"] == "regression" and loss != "mse":
+            outputs *= 2  # a mean and a variance
+        column = (record["columns"] or [{}])[0]
+        made = []
+        for name in names.split(self.network or _usual(record)):
+            network = names.build(
+                name,
+                shape=record["shape"],
+                outputs=outputs,
+                options=parse_options(self.network_option),
+                tokens=column if column.get("kind") == "text" else None,
+            )
+            made.append(network)
+        return made
+
+    @property
+    def code(self) -> list[str]:
+        """The networks that are functions in Python files, which building them runs."""
+        return [name for name in names.split(self.network or "") if from_file.is_code(name)]
+
+    def absolute(self) -> Network:
+        """The same, with the full paths of Python files, so that it means the same elsewhere."""
+        if self.network is None or not self.code:
+            return self
+        parts = [from_file.absolute(n) if from_file.is_code(n) else n for n in names.split(self.network)]
+        return replace(self, network="+".join(parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +207,15 @@ class Settings:
             recipe=updated(Recipe(), stored.get("recipe", {}), "recipe"),
             machine=updated(Machine(), stored.get("machine", {}), "machine"),
         )
+
+    def complete(self) -> Settings:
+        """The same with what follows from other settings: a network's own tokenizer, full paths of Python files."""
+        dataset, name = self.dataset, self.network.network or ""
+        # A table and a network of Hugging Face: there is nothing but texts that it could classify.
+        wanted = dataset.text is not None or Path(dataset.data).suffix in TABLES
+        if name.startswith("hf:") and wanted and dataset.tokenizer is None:
+            dataset = replace(dataset, tokenizer=name.removeprefix("hf:"))
+        return replace(self, dataset=dataset, network=self.network.absolute())
 
     def scaled(self, small: Mapping[str, Any]) -> Settings:
         """The same at the size that a recipe file's [small] table says: fewer epochs and samples, a smaller network."""
@@ -239,8 +294,14 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _usual(data: Data) -> str:
+def is_table(source: str) -> bool:
+    """Whether data are a table: a known one, or a file of the user's."""
+    return Path(source).suffix in TABLES or source in _COLUMNS or source.startswith("uci/")
+
+
+def _usual(record: Mapping[str, Any]) -> str:
     """A small network that fits the data."""
-    if data.task == "language":
+    if record["task"] == "language":
         return "lstm"
-    return "convnet" if len(data.shape) == 3 and min(data.shape[1:]) >= 16 else "mlp"
+    shape = record["shape"]
+    return "convnet" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"

@@ -39,6 +39,8 @@ class Asked:
     download: bool = True
     ignore: tuple[str, ...] = ()
     skip_bad: bool = False
+    text: str | None = None
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covey.data import tokens
 from covey.errors import DataError, suggest
 from covey.extras import load
 
@@ -74,6 +75,8 @@ def encode(frame: pandas.DataFrame, columns: list[Spec], where: str) -> Tensor:
         frame: the table; further columns are ignored.
         columns: what `fit_columns` gave.
         where: what to call the table in an error.
+
+    A column of texts, which is always alone, becomes (N, T) int64.
     """
     pieces = []
     for spec in columns:
@@ -82,6 +85,8 @@ def encode(frame: pandas.DataFrame, columns: list[Spec], where: str) -> Tensor:
             raise DataError(
                 f"{where} has no column {name!r}, which the network was trained on" + suggest(name, frame)
             )
+        if spec["kind"] == tokens.KIND:
+            return tokens.encode_column(frame, spec)
         try:
             pieces += _ENCODERS[spec["kind"]](frame[name], spec)
         except (ValueError, TypeError) as error:

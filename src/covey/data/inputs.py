@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.data import pictures, table
+from covey.data import pictures, table, tokens
 from covey.data.arrays import as_images, check_numbers
 from covey.data.columns import encode
 from covey.data.container import Normalisation
@@ -28,6 +28,16 @@ _COLUMN = Kinds(
         "number": Record({"name": Word(), **_NUMBERS}),
         "date": Record({"name": Word(), "format": Word(), **_NUMBERS}),
         "category": Record({"name": Word(), "values": Many(Word())}),
+        "text": Record(
+            {
+                "name": Word(),
+                "tokenizer": Word(),
+                "length": Whole(2, 1 << 20),
+                "pad": Whole(),
+                "vocabulary": Whole(),
+                "sha256": Word(),
+            }
+        ),
     },
 )
 RECORD = Record(
@@ -61,7 +71,7 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
 
     Args:
         source: an image, a folder of images, a table with the columns of the training data (a target is
-            ignored), or an .npy or .npz array (x).
+            ignored), an .npy or .npz array (x), or for texts a file with one on each line.
         record: `Data.record` of the training data.
 
     Returns:
@@ -79,6 +89,8 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
         inputs = encode(table.read_frame(path), record["columns"], str(path))
     elif path.suffix in (".npy", ".npz"):
         inputs = _array(path, record)
+    elif record["columns"] and record["columns"][0]["kind"] == tokens.KIND:
+        inputs = tokens.encode_text(_lines(path), record["columns"][0])
     else:
         if len(shape) != 3:
             raise DataError(f"{path}: expected a table or an array, for inputs of shape {shape}")
@@ -94,6 +106,18 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
             f"{path} holds inputs of shape {tuple(inputs.shape[1:])}; the network was trained on {shape}"
         )
     return [str(row) for row in range(len(inputs))], inputs
+
+
+def _lines(path: Path) -> list[str]:
+    """The texts of a file, one a line."""
+    if path.is_dir() or path.suffix not in (".txt", ".text"):
+        raise DataError(
+            f"{path}: expected a table with a column of texts, or a .txt file with a text on each line"
+        )
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text in UTF-8: {error}") from error
 
 
 def prepare(inputs: Tensor, record: dict[str, Any]) -> Tensor:
@@ -117,7 +141,7 @@ def _array(path: Path, record: dict[str, Any]) -> Tensor:
     check_numbers(x, "x", path)
     if x.ndim != 2:
         return torch.from_numpy(as_images(x, path))
-    if not record["columns"]:
+    if not record["columns"] or record["columns"][0]["kind"] == tokens.KIND:
         raise DataError(
             f"{path} has shape {x.shape}; the network was trained on inputs of {tuple(record['shape'])}"
         )

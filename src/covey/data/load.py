@@ -14,9 +14,11 @@ from covey.data import arrays, pictures, table, text
 from covey.data.catalogue import KNOWN, Asked
 from covey.data.columns import column_notes, encode, fit_columns
 from covey.data.container import Data, Normalisation, Split, Task
+from covey.data.inputs import read_inputs
 from covey.data.known import data_folder, read_known
 from covey.data.raw import Raw, check_file, check_targets, hold_out
 from covey.data.splits import digest, stratified
+from covey.data.tokens import fit_text
 from covey.errors import DataError
 
 _TEXT = {".txt", ".text", ".md", ""}
@@ -40,6 +42,8 @@ def load(
     download: bool = True,
     ignore: tuple[str, ...] = (),
     skip_bad: bool = False,
+    text: str | None = None,
+    tokenizer: str | None = None,
 ) -> Data:
     """Load a data set.
 
@@ -56,14 +60,19 @@ def load(
         test: share that is held back for the test, where the source has no test part. 0.2 if not given; 0.05
             for text.
         image_size: image folders: side, (H, W) or (C, H, W) that all images are brought to.
-        length: text: bytes in a window.
+        length: text: bytes in a window, or most tokens of a sample.
         split: UCI sets: number of the standard split.
         held_out: classes, by number or name, that are taken away and become the out-of-distribution set
             "held-out".
-        ood: known sets whose test inputs become further out-of-distribution sets, brought to the same shape.
+        ood: known sets whose test inputs become further out-of-distribution sets, brought to the same shape; or
+            inputs of your own: a folder of images, a table with the same columns, an .npy or .npz array.
         download: whether files of known sets that are not there may be downloaded.
         ignore: tables: columns to leave out.
         skip_bad: image folders: go on without images that cannot be read, and note which.
+        text: tables: the column of texts to classify, which is then the only input; may be left out if there is no
+            other column. Needs a tokenizer.
+        tokenizer: what cuts those texts into at most `length` tokens: a folder of Hugging Face's, or a name whose files
+            are in the hub's cache.
     """
     name, folder = str(source), data_folder(root)
     ask = Asked(
@@ -77,6 +86,8 @@ def load(
         download=download,
         ignore=ignore,
         skip_bad=skip_bad,
+        text=text,
+        tokenizer=tokenizer,
     )
     raw = check_targets(_read(name, folder, ask), name)
     strange: dict[str, Tensor] = {}
@@ -86,16 +97,24 @@ def load(
     parts = {part: raw.parts[origin].take(numbers) for part, (origin, numbers) in rows.items()}
     columns: list[dict[str, Any]] = []
     if raw.frame is not None:  # the inputs of a table are row numbers so far
-        columns = fit_columns(raw.frame, parts["train"].inputs.numpy())
+        if tokenizer is None:
+            columns = fit_columns(raw.frame, parts["train"].inputs.numpy())
+        else:
+            columns = [fit_text(raw.frame.iloc[:, 0], tokenizer, length)]
         whole = encode(raw.frame, columns, name)
         parts = {part: Split(whole[s.inputs], s.targets) for part, s in parts.items()}
         strange = {other: whole[numbers] for other, numbers in strange.items()}
     parts, target_normalisation = _standardised_targets(parts, raw.task)
     shape = tuple(parts["test"].inputs.shape[1:])
     normalisation = _normalisation(parts["train"] if len(parts["train"]) else parts["test"], shape)
+    about = {"shape": list(shape), "columns": columns}
     for other in ood:
-        found = read_known(other, folder, replace(ask, parts=("test",)))
-        strange[other] = like(_test_inputs(found, other), shape, other)
+        own = other not in KNOWN and Path(other).expanduser().exists()
+        if own:
+            strange[Path(other).name] = read_inputs(other, about)[1]
+        else:
+            found = read_known(other, folder, replace(ask, parts=("test",)))
+            strange[other] = like(_test_inputs(found, other), shape, other)
     record = {
         "source": name,
         "task": raw.task,
@@ -127,12 +146,40 @@ def load(
 
 
 def _read(name: str, folder: Path, ask: Asked) -> Raw:
+    """Read the samples, and refuse what was asked for and does not apply to them."""
+    raw = _chosen(name, folder, ask)
+    if ask.task is not None and ask.task != raw.task:
+        raise DataError(
+            f"{name} is for {raw.task}, so it cannot be used for {ask.task}; leave the task out (--task)"
+        )
+    return raw
+
+
+def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
     """Choose the reader."""
     path = Path(name).expanduser()
     own = name not in KNOWN and path.exists()
-    if ask.ignore and not (own and path.suffix in table.SUFFIXES):
+    is_table = own and path.suffix in table.SUFFIXES
+    if ask.target is not None and not is_table:
+        raise DataError(
+            f"{name}: a target is a column of a table of your own, and this is none; leave it out (--target)"
+        )
+    if ask.image_size is not None and not (own and path.is_dir()):
+        raise DataError(f"{name}: an image size is for folders of images; leave it out (--image-size)")
+    if ask.split and not name.startswith("uci/"):
+        raise DataError(f"{name} has no standard splits, which UCI's sets have; leave split out (--split)")
+    if ask.ignore and not is_table:
         raise DataError(
             f"{name}: ignore names columns of a table of your own, and this is none; leave it out"
+        )
+    if (ask.text is not None or ask.tokenizer is not None) and not is_table:
+        raise DataError(
+            f"{name}: text and tokenizer are for texts in a table of your own, and this is none; leave them out"
+        )
+    if ask.text is not None and ask.tokenizer is None:
+        raise DataError(
+            f"{name}: texts need a tokenizer that cuts them into tokens: give a network of Hugging Face "
+            "(--network hf:NAME) or --tokenizer"
         )
     if not own:
         return read_known(name, folder, ask)
@@ -140,7 +187,8 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
         return pictures.read_folder(path, ask.image_size, skip_bad=ask.skip_bad)
     check_file(path, "a folder of images, a table, arrays or a text")
     if path.suffix in table.SUFFIXES:
-        return table.read_table(path, ask.target, ask.task, ask.ignore)
+        raw = table.read_table(path, ask.target, ask.task, ask.ignore)
+        return raw if ask.tokenizer is None else table.texts_of(raw, ask.text, str(path))
     if path.suffix == ".npz":
         return arrays.read_arrays(path, ask.task)
     if path.suffix in _TEXT or ask.task == "language":

@@ -59,6 +59,8 @@ def summary(data: Data) -> str:
 
 
 def _described(column: dict) -> str:
+    if column["kind"] == "text":
+        return f"{column['name']}: text, up to {column['length']} tokens of {column['tokenizer']}"
     if column["kind"] == "number":
         missing = ", some missing" if column["missing"] else ""
         return f"{column['name']}: number, mean {column['mean']:.4g}, std {column['std']:.4g}{missing}"
@@ -97,6 +99,8 @@ def contact_sheet(data: Data, path: str | Path) -> Path:
     if path.suffix.lower() != ".png":
         raise DataError(f"the contact sheet is a PNG; got {path.name}, expected a name that ends in .png")
     split = data.train if len(data.train) else data.test
+    if any(column["kind"] == "text" for column in data.record.get("columns", [])):
+        raise DataError("there is no contact sheet of texts that were cut into tokens; leave it out")
     if len(data.shape) == 3:
         figure = _image_sheet(data, split)
     elif data.task == "language":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import torch
 from covey.data.columns import is_number
 from covey.data.container import Split, Task
 from covey.data.raw import Raw, class_numbers
+from covey.data.tokens import text_column
 from covey.errors import DataError, suggest
 from covey.extras import load
 
@@ -118,6 +120,20 @@ def read_table(path: Path, target: str | None, task: Task | None, ignore: Sequen
     labels = column.to_numpy() if is_number(column) else column.astype(str).to_numpy(str)
     numbers, classes = class_numbers(labels)
     return Raw({"train": Split(rows, numbers)}, "classification", classes, frame, tuple(notes))
+
+
+def texts_of(raw: Raw, column: str | None, where: str) -> Raw:
+    """A table whose only input is a column of texts."""
+    frame = raw.frame
+    assert frame is not None
+    if column is not None and column not in frame:
+        raise DataError(f"{where} has no column {column!r}" + suggest(column, frame.columns))
+    chosen = text_column(frame, column, where)
+    unused = [name for name in frame.columns if name != chosen]
+    notes = [f"texts: column {chosen!r}"]
+    if unused:
+        notes.append(f"columns that are not used beside the texts: {', '.join(unused)}")
+    return replace(raw, frame=frame[[chosen]], notes=(*raw.notes, *notes))
 
 
 def _detect(column: pandas.Series) -> tuple[Task, str]:

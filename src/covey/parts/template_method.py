@@ -73,6 +73,8 @@ class TemplateMethod(Method):
         where: which layers are made.
         gamma: factor of the templates' gradient.
         keep: megabytes of generated weights that eval mode may keep.
+        recompute: make each layer's weights when the layer runs, and again in the backward pass, instead of keeping all
+            of them for it: less memory in training, more time. Members then run in a loop.
     """
 
     role: ClassVar[str]
@@ -82,6 +84,7 @@ class TemplateMethod(Method):
     where: Where = "all"
     gamma: float = 1.0
     keep: float = 256
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,7 +167,9 @@ class TemplateMethod(Method):
             i, name = first_use[label]
             banks[label] = BankSpec.from_dict(stored).draw(bodies[i].network.get_parameter(name))
         parts: dict[str, Parameterization] = {
-            self.role: Templates(banks, makeup, role=self.role, gamma=self.gamma, keep=self.keep)
+            self.role: Templates(
+                banks, makeup, role=self.role, gamma=self.gamma, keep=self.keep, recompute=self.recompute
+            )
         }
         if len(bodies) == 1:
             parts["replicated"] = Replicated(own_copies(bodies[0], layout.tensors["own"], self.members))

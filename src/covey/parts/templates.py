@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from covey.errors import ConversionError
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization, places
+from covey.parts.recomputed import RecomputedWeight
 from covey.tensors import scale_gradient
 
 
@@ -202,6 +204,8 @@ class Templates(Parameterization):
         keep: megabytes of generated weights that eval mode may keep for the next call. Kept weights are made anew
             when a parameter changes and on every `train()` or `eval()`; only writing through `.data` goes unseen.
             Above the limit, one member's weights exist at a time in a loop run.
+        recompute: whether training in a loop makes a layer's weight when the layer runs, and once more for its backward
+            pass, so that one layer's weight exists at a time.
     """
 
     def __init__(
@@ -212,8 +216,10 @@ class Templates(Parameterization):
         role: str,
         gamma: float = 1.0,
         keep: float = 256,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
+        self.recomputes = recompute
         self.banks = nn.ModuleDict(banks)
         self.makeup = [dict(each) for each in makeup]
         self.names = tuple(dict.fromkeys(name for each in self.makeup for name in each))
@@ -238,6 +244,38 @@ class Templates(Parameterization):
     def stacked(self, members: Sequence[int]) -> dict[str, Tensor]:
         """Several members' tensors, (len(members), *shape)."""
         return self._tensors(0, tuple(members))
+
+    @property
+    def acts(self) -> bool:  # type: ignore[override]
+        """In training, if weights are to be made layer by layer."""
+        return self.recomputes and torch.is_grad_enabled()
+
+    def own(self, members: Sequence[int]) -> dict[str, Tensor]:
+        """Which members they are: all else is read when a layer runs."""
+        return {"member": torch.tensor(list(members))}
+
+    def acting(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One member's tensors, each made when its layer runs."""
+        network, row = self._places[int(own["member"])]
+        found: dict[str, Tensor] = {}
+        for name, how in self.makeup[network].items():
+            like = self.named_banks()[how.pieces[0].bank].theta
+            found[name] = RecomputedWeight(how.shape, like, partial(self._one, how, row))
+        return found
+
+    def _one(self, how: Makeup, row: int) -> Tensor:
+        """One tensor of one member."""
+        with self._in_full_precision():
+            parts = []
+            for piece in how.pieces:
+                bank = self.named_banks()[piece.bank]
+                parts += bank.blocks([piece], [row], self.gamma)
+            return _filled(how, parts, 1)[0]
+
+    def _in_full_precision(self) -> Any:
+        """A context in which weights are made in full precision, whatever their use."""
+        device = next(self.parameters()).device.type
+        return torch.autocast("cpu" if device == "meta" else device, enabled=False)  # autocast knows no meta
 
     def groups(self) -> list[Group]:
         """Templates, and coefficients without decay: members' where each has its own."""
@@ -324,11 +362,9 @@ class Templates(Parameterization):
         for how in makeup.values():
             for piece in how.pieces:
                 users[piece.bank].append(piece)
-        device = next(self.parameters()).device.type
-        device = "cpu" if device == "meta" else device  # autocast does not know meta
         ready: dict[str, list[Tensor]] = {}
         made: dict[str, Tensor] = {}
-        with torch.autocast(device, enabled=False):  # weights in full precision, whatever their use
+        with self._in_full_precision():
             for name, how in makeup.items():
                 parts = []
                 for piece in how.pieces:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from covey.errors import StoreError
+from covey.files import write_bytes
+
 from .results import Run
 from .selection import draw_selection
 
@@ -41,13 +44,17 @@ def write(
     found = answers(results)
     parts = sections(results, look)
     folder = Path(folder)
+    if (folder / "figures").is_symlink():
+        raise StoreError(
+            f"{folder / 'figures'} is a link to another place; remove it, and write the report again."
+        )
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for part in parts:
         for figure in part.figures:
             file = folder / "figures" / figure.name
             _write(file.with_suffix(".svg"), figure.file)
             if pdf:
-                file.with_suffix(".pdf").write_bytes(figure.pdf())
+                write_bytes(file.with_suffix(".pdf"), figure.pdf())
     page = folder / "report.html"
     _write(page, html(title, results, look, found, parts))
     _write(folder / "report.md", markdown(title, results, found, parts))
@@ -55,5 +62,8 @@ def write(
 
 
 def _write(file: Path, text: str) -> None:
-    """Write with the same line ends everywhere; half characters, which JSON may hold, become question marks."""
-    file.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+    """Write with the same line ends everywhere; half characters, which JSON may hold, become question marks.
+
+    What has the file's name is replaced, not written to: in a stranger's folder it may be a link to a file of yours.
+    """
+    write_bytes(file, text.encode("utf-8", errors="replace"))

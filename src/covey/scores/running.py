@@ -120,7 +120,7 @@ def _score_regression(record: Record) -> Evaluation:
     prediction = Regression(record.outputs, record.variance)
     scores = regression.regression_scores(prediction, record.targets)
     curves = {}
-    notes = []
+    notes = _worse_than_the_mean(scores["ensemble"]["rmse"], record.targets)
     if scores["ensemble"]["gaussian_nll"] is None:
         notes.append(
             "Members give points without variances and agree somewhere (or there is one member), so "
@@ -133,6 +133,17 @@ def _score_regression(record: Record) -> Evaluation:
         if record.variance is None:
             notes.append("Members give no variance of their own; intervals come from their spread alone.")
     return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
+
+
+def _worse_than_the_mean(rmse: float, targets: Tensor) -> list[str]:
+    """A note, if whoever answers with the targets' mean every time does better."""
+    spread = float(targets.double().std(0, correction=0).square().mean().sqrt())
+    if len(targets) < 2 or rmse <= spread:
+        return []
+    return [
+        f"WORSE THAN THE MEAN: the RMSE is {rmse:.4g}; answering with the mean of the targets every time would give "
+        f"{spread:.4g}. Nothing was learned: train longer, lower the learning rate, use AdamW or clip the gradient."
+    ]
 
 
 def _fit_calibrations(record: Record) -> dict[str, Temperature | Conformal]:

@@ -126,7 +126,8 @@ def _train(job: Job, state: State, callbacks: Callbacks) -> str:
             bar.update(used)
             callbacks.step(state, losses)
 
-            done = state.consumed // stream.per_epoch
+            # A step of many members may consume more minibatches than are left.
+            done = min(state.consumed // stream.per_epoch, recipe.epochs)
             if done > epoch:
                 row = _close_epoch(job, state, done, rate, time.perf_counter() - started)
                 bar.set_postfix(headline(row))

@@ -54,6 +54,7 @@ def launched(machine: Machine) -> Iterator[Fabric | Alone]:
     """Start the processes, if there are to be several, and make numbers repeatable."""
     if machine.progress:
         load("tqdm")  # said now rather than after the ensemble is built
+    _check_accelerator(machine.accelerator)
     if machine.threads is not None:
         torch.set_num_threads(machine.threads)
     steady()
@@ -79,6 +80,20 @@ def launched(machine: Machine) -> Iterator[Fabric | Alone]:
         return
     with ranks.launched(fabric):
         yield fabric
+
+
+def _check_accelerator(name: str) -> None:
+    """Refuse a device that is not there."""
+    there = {
+        "cuda": torch.cuda.is_available,
+        "gpu": torch.accelerator.is_available,
+        "mps": torch.mps.is_available,
+    }
+    if name in there and not there[name]():
+        raise OptionError(
+            f"accelerator is {name!r}, and torch sees no such device on this machine; 'cpu' or 'auto' will do "
+            "(on the command line --accelerator)."
+        )
 
 
 def steady() -> None:

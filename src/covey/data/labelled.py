@@ -1,0 +1,118 @@
+"""New samples with answers, for a network that was trained on other data: read as that data's record says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.data import arrays, pictures, table
+from covey.data.columns import encode, is_number
+from covey.data.container import Data, Normalisation, Split
+from covey.data.inputs import read_inputs
+from covey.data.raw import check_file
+from covey.errors import DataError, suggest
+
+
+def read_labelled(source: str, record: dict[str, Any], target: str | None) -> Data:
+    """Data whose test part is all of `source`, in the form and with the classes of the training data.
+
+    Args:
+        source: a folder of images in class folders, a table with the training columns and the target, or an .npz file
+            with arrays x and y.
+        record: `Data.record` of the training data.
+        target: tables: the column that holds the answers.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise DataError(f"{path} is not there; expected a folder of images, a table or an .npz file")
+    if path.is_dir():
+        inputs, answers = _folder(path, record)
+    else:
+        check_file(path, "a folder of images, a table or an .npz file")
+        if path.suffix in table.SUFFIXES:
+            inputs, answers = _table(path, record, target)
+        elif path.suffix == ".npz":
+            inputs, answers = read_inputs(path, record)[1], _array_answers(path, record)
+        else:
+            raise DataError(f"{path}: expected a folder of images, a table or an .npz file with answers")
+    test = Split(inputs, answers)
+    nothing = Split(inputs[:0], answers[:0])
+    scale, unit = record["normalisation"], record["target_normalisation"]
+    return Data(
+        nothing,
+        nothing,
+        test,
+        task=record["task"],
+        classes=tuple(record["classes"]),
+        shape=tuple(record["shape"]),
+        normalisation=None if scale is None else Normalisation(tuple(scale["mean"]), tuple(scale["std"])),
+        target_normalisation=None if unit is None else Normalisation(tuple(unit["mean"]), tuple(unit["std"])),
+        record={**record, "source": str(path)},
+    )
+
+
+def _folder(path: Path, record: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    if len(record["shape"]) != 3:
+        raise DataError(
+            f"{path} is a folder, and the network was trained on inputs of shape {record['shape']}"
+        )
+    raw = pictures.read_folder(path, tuple(record["shape"]))
+    part = raw.parts.get("test", raw.parts["train"])
+    names = [raw.classes[k] for k in part.targets.tolist()]
+    return part.inputs, _numbered(names, record, path)
+
+
+def _table(path: Path, record: dict[str, Any], target: str | None) -> tuple[Tensor, Tensor]:
+    if not record["columns"]:
+        raise DataError(
+            f"{path} is a table, and the network was trained on inputs of shape {record['shape']}"
+        )
+    frame = table.read_frame(path)
+    if target is None or target not in frame:
+        raise DataError(
+            f"{path} has no column {target!r}, which the network predicts"
+            + suggest(target or "", frame.columns)
+        )
+    column = frame[target]
+    if column.isna().any():
+        raise DataError(
+            f"{path}: the target {target!r} is missing in {int(column.isna().sum())} rows; remove those"
+        )
+    values = column.to_numpy() if is_number(column) else column.astype(str).to_numpy(str)
+    return encode(frame, record["columns"], str(path)), _answers(values, record, path)
+
+
+def _array_answers(path: Path, record: dict[str, Any]) -> Tensor:
+    raw = arrays.read_arrays(path, record["task"])
+    part = raw.parts.get("test", raw.parts["train"])
+    values = part.targets.numpy()
+    if record["task"] == "classification":
+        values = np.array([raw.classes[k] for k in values.tolist()])
+    return _answers(values, record, path)
+
+
+def _answers(values: np.ndarray, record: dict[str, Any], path: Path) -> Tensor:
+    if record["task"] == "regression":
+        try:
+            numbers = torch.from_numpy(values.astype(np.float64))
+        except ValueError as error:
+            raise DataError(f"{path}: the target is not numeric: {error}") from error
+        unit = record["target_normalisation"]
+        return ((numbers - unit["mean"][0]) / unit["std"][0]).float()
+    return _numbered([str(value) for value in values.tolist()], record, path)
+
+
+def _numbered(names: list[str], record: dict[str, Any], path: Path) -> Tensor:
+    """Classes by name as the numbers that the network knows them by."""
+    known = {name: k for k, name in enumerate(record["classes"])}
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise DataError(
+            f"{path} has classes that the network was not trained on: {', '.join(map(repr, unknown[:5]))}; it knows "
+            f"{', '.join(map(repr, record['classes'][:8]))}"
+        )
+    return torch.tensor([known[name] for name in names], dtype=torch.int64)

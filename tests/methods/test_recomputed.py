@@ -1,0 +1,131 @@
+"""Template methods that make a layer's weights when it runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covey
+
+METHODS = {
+    "hypernetwork": covey.Hypernetwork(members=3, linear=True, budget=6.0),
+    "mixture": covey.Mixture(members=3, linear=True, singles="bank", budget=6.0),
+    "superweights": covey.SuperWeights(members=3, linear=True, budget=6.0),
+    "shapeshifter": covey.ShapeShifter(members=3, linear=True, budget=6.0),
+}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2),
+        nn.Flatten(), nn.Linear(8 * 9, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5),
+    ).double()  # fmt: skip
+
+
+def images(count: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(count, 3, 8, 8, generator=generator).double(), torch.arange(count) % 5
+
+
+def both(name: str) -> tuple[covey.Ensemble, covey.Ensemble]:
+    x, _ = images()
+    usual = covey.convert(network(), METHODS[name], example=x)
+    saving = covey.convert(network(), replace(METHODS[name], recompute=True), example=x)
+    saving.load_state_dict(usual.state_dict())
+    return usual, saving
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_numbers(name: str) -> None:
+    x, y = images()
+    found = []
+    for ens in both(name):
+        ens.run = "loop"
+        ens.train()
+        loss = ens.loss(x, y)
+        loss.backward()
+        found.append((loss.detach(), [p.grad for p in ens.parameters()], ens.eval()(x).detach()))
+    (one, grads, answer), (other, others, again) = found
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(answer, again, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(grads, others, strict=True):
+        assert ours is not None
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_second_derivatives() -> None:
+    x, y = images()
+    found = []
+    for ens in both("mixture"):
+        ens.run = "loop"
+        parameters = [p for p in ens.eval().parameters() if p.requires_grad]
+        grads = torch.autograd.grad(ens.loss(x, y), parameters, create_graph=True)
+        sum(g.square().sum() for g in grads).backward()
+        found.append([p.grad.clone() for p in parameters])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def kept(ens: covey.Ensemble, x: Tensor) -> int:
+    """Bytes that a step keeps for the backward pass besides parameters."""
+    own = {p.untyped_storage().data_ptr() for p in ens.parameters()}
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = ens(x)
+    assert outputs.requires_grad
+    return sum(seen.values())
+
+
+def test_weights_are_not_kept() -> None:
+    net = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128))
+    x = torch.randn(2, 128)
+    weights = 4 * sum(p.numel() for p in net.parameters())
+    sizes = []
+    for recompute in (False, True):
+        method = covey.Mixture(members=4, linear=True, singles="bank", budget=3.0, recompute=recompute)
+        ens = covey.convert(net, method, example=x).train()
+        ens.run = "loop"
+        sizes.append(kept(ens, x))
+    assert sizes[0] > 2.5 * weights
+    assert sizes[1] < 0.3 * weights
+
+
+def test_auto_runs_members_in_a_loop_and_a_batched_run_works() -> None:
+    x, y = images()
+    _, saving = both("hypernetwork")
+    saving.train()
+    saving.loss(x, y)
+    assert saving.run.startswith("loop")
+    assert "made" not in saving.run
+    saving.run = "batched"
+    batched = saving.loss(x, y)
+    saving.run = "loop"
+    torch.testing.assert_close(batched, saving.loss(x, y), rtol=1e-9, atol=1e-9)
+
+
+def test_attention_and_bfloat16() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    net = nn.Sequential(
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(48, 5)
+    )
+    x, y = torch.randn(4, 3, 16), torch.arange(4)
+    ens = covey.convert(net, covey.Mixture(members=2, budget=4.0, recompute=True), example=x).train()
+    ens.run = "loop"
+    plain = ens.loss(x, y).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        low = ens.loss(x, y)
+        low.backward()
+    assert abs(float(plain - low.detach())) < 0.05 * abs(float(plain))
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in ens.parameters() if p.requires_grad)
