@@ -66,3 +66,15 @@ def test_columns_and_images_can_be_left_out(covey, tmp_path):
     assert code == 2
     assert "--skip-bad" in err
     assert covey("data", "images", "--skip-bad")[0] == 0
+
+
+def test_an_interrupted_run_can_be_shown(covey, tmp_path, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("covey.train.engine.save_ensemble", stop)
+    assert covey(*train(12))[0] == 130
+    assert main(("show", "run")) == 0
+    out = capsys.readouterr().out
+    assert "training  not finished: go on with the same command and --resume" in out
+    assert "accuracy" in out  # the history

@@ -27,7 +27,7 @@ SPEC = Record(
         "versions": Named(Word()),
         "method": Named(),
         "members": Whole(1),
-        "task": Word(("classification", "regression", "gaussian")),
+        "task": Word(("classification", "multilabel", "regression", "gaussian")),
         "labels": Many(Word()),
         "inputs": Named(Named()),
         "outputs": Named(Word()),
@@ -50,6 +50,8 @@ MEANING = {
     "std": "standard deviation of the prediction, (batch, ...)",
     "epistemic": "variance between members, (batch, ...)",
     "aleatoric": "mean variance that members predict, (batch, ...)",
+    "low": "lower end of the conformal interval, (batch, ...)",
+    "high": "upper end of the conformal interval, (batch, ...)",
     "member_mean": "each member's prediction, (members, batch, ...)",
     "member_variance": "each member's variance, (members, batch, ...)",
 }
