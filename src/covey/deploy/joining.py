@@ -182,13 +182,6 @@ def named(found: Answer) -> dict[str, Tensor]:
             "mutual_information": found.mutual_information,
             "member_logits": found.logits,
         }
-    if not isinstance(found, Regression):
-        return {
-            "probs": found.probs,
-            "entropy": found.entropy,
-            "mutual_information": found.mutual_information,
-            "member_logits": found.logits,
-        }
     results = {
         "mean": found.mean,
         "std": found.std,
@@ -196,8 +189,6 @@ def named(found: Answer) -> dict[str, Tensor]:
         "aleatoric": found.aleatoric,
         "member_mean": found.member_mean,
     }
-    if found.conformal is not None:
-        results |= {"low": found.low, "high": found.high}
     if found.member_variance is not None:
         results["member_variance"] = found.member_variance
     if found.conformal is not None:
