@@ -20,6 +20,7 @@ the loss of each, (B,)."""
 
 LOSS_OF_TASK: dict[str, LossName] = {
     "classification": "cross-entropy",
+    "multilabel": "binary",
     "regression": "mse",
     "gaussian": "gaussian",
 }
