@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from covey.collapsing import collapse
-from covey.combine import Prediction, Regression
+from covey.combine import MultiLabel, Prediction, Regression
 from covey.conversion import convert, dry_run
 from covey.coverage import Coverage
 from covey.ensemble import Ensemble
@@ -78,6 +78,7 @@ __all__ = [
     "Method",
     "Mixture",
     "MultiHead",
+    "MultiLabel",
     "NormEnsemble",
     "Packed",
     "Parameterization",

@@ -40,6 +40,7 @@ class PerMember:
 
 LOSS_OF_TASK: dict[str, LossName] = {
     "classification": "cross-entropy",
+    "multilabel": "binary",
     "regression": "mse",
     "gaussian": "gaussian",
 }

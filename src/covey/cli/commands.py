@@ -8,18 +8,19 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
 from tyro.conf import Positional
 
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import TABLE, TRANSFORMER, Dataset, Settings, is_table, updated
-from covey.combine import Prediction
+from covey.combine import MultiLabel, Prediction, Regression
 from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
 from covey.data.labelled import read_labelled
@@ -275,27 +276,76 @@ def predict(args: Sequence[str]) -> int:
 
 def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
     """A record for each input: the prediction and its uncertainty."""
-    if isinstance(answer, Prediction):
-        classes = _class_names(record["classes"], answer.probs.shape[-1])
-        columns = {
-            "prediction": [classes[i] for i in answer.label.tolist()],
-            "probability": answer.max_prob.tolist(),
-            "entropy": answer.entropy.tolist(),
-            "mutual_information": answer.mutual_information.tolist(),
-            **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
-        }
-    else:
-        unit = record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
-        scale, shift = unit["std"][0], unit["mean"][0]
-        columns = {
-            "prediction": (answer.mean.flatten() * scale + shift).tolist(),
-            "std": (answer.std.flatten() * scale).tolist(),
-            "epistemic_std": (answer.epistemic.flatten().sqrt() * scale).tolist(),
-            "aleatoric_std": (answer.aleatoric.flatten().sqrt() * scale).tolist(),
-        }
+    columns = COLUMNS[type(answer)](answer, record)
     return [
         dict(zip(("input", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)
     ]
+
+
+def _class_columns(answer: Prediction, record: dict[str, Any]) -> dict[str, list[Any]]:
+    classes = _class_names(record["classes"], answer.probs.shape[-1])
+    if answer.probs.ndim == 4:
+        return _pixel_columns(answer, classes)
+    return {
+        "prediction": [classes[i] for i in answer.label.tolist()],
+        "probability": answer.max_prob.tolist(),
+        "entropy": answer.entropy.tolist(),
+        "mutual_information": answer.mutual_information.tolist(),
+        **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
+    }
+
+
+def _pixel_columns(answer: Prediction, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """An image's shares of classes, and the means over its pixels of how sure the answer is."""
+
+    def mean(values: Tensor) -> list[float]:
+        return values.flatten(1).double().mean(1).tolist()
+
+    return {
+        "probability": mean(answer.max_prob),
+        "entropy": mean(answer.entropy),
+        "mutual_information": mean(answer.mutual_information),
+        **{f"share({name})": mean(answer.label == i) for i, name in enumerate(classes)},
+    }
+
+
+def _label_columns(answer: MultiLabel, record: dict[str, Any]) -> dict[str, list[Any]]:
+    names = _class_names(record["classes"], answer.probs.shape[-1])
+    said = []
+    for true in answer.labels.tolist():
+        said.append("; ".join(name for name, is_true in zip(names, true, strict=True) if is_true))
+    return {
+        "prediction": said,
+        "entropy": answer.entropy.sum(-1).tolist(),
+        "mutual_information": answer.mutual_information.sum(-1).tolist(),
+        **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(names)},
+    }
+
+
+def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, list[Any]]:
+    unit = record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
+    scales, shifts = unit["std"], unit["mean"]
+    values = {
+        "prediction": answer.mean,
+        "std": answer.std,
+        "epistemic_std": answer.epistemic.sqrt(),
+        "aleatoric_std": answer.aleatoric.sqrt(),
+    }
+    columns = {}
+    for k, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
+        which = f"[{k}]" if len(scales) > 1 else ""
+        for name, tensor in values.items():
+            own = tensor.reshape(len(tensor), -1)[:, k] * scale
+            columns[name + which] = (own + shift if name == "prediction" else own).tolist()
+    return columns
+
+
+COLUMNS: dict[type, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {
+    Prediction: _class_columns,
+    MultiLabel: _label_columns,
+    Regression: _number_columns,
+}
+"""What is written of each kind of answer."""
 
 
 def _class_names(classes: Sequence[str], outputs: int) -> list[str]:
