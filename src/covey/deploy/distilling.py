@@ -37,24 +37,29 @@ class Taught(Split):
     """Samples of another split, with a teacher's answers in the place of their own.
 
     Args:
-        inputs: not used: they are read from the other split.
-        targets: the teacher's answers, (N, ...).
+        inputs: the other split's.
+        targets: the other split's, which say what kind of answer is wanted.
         source: the other split.
+        answers: the teacher's, (N, ...).
     """
 
     source: Split = field(kw_only=True)
+    answers: Tensor = field(kw_only=True)
 
     in_memory: ClassVar[bool] = False
 
+    def __len__(self) -> int:
+        return len(self.source)
+
     def read(self, rows: Tensor) -> tuple[Any, Tensor]:
         """Inputs of the samples with these numbers, and what the teacher answers."""
-        return self.source.read(rows)[0], self.targets[rows]
+        return self.source.read(rows)[0], self.answers[rows]
 
     def in_order(self, size: int, *, first: int = 0, every: int = 1) -> Iterator[tuple[Any, Tensor]]:
         """All samples in batches, as they lie; or every so many of them."""
         start = first * size
         for inputs, targets in self.source.in_order(size, first=first, every=every):
-            yield inputs, self.targets[start : start + len(targets)]
+            yield inputs, self.answers[start : start + len(targets)]
             start += every * size
 
     def shown(self, rows: Tensor) -> Tensor:
@@ -101,7 +106,7 @@ def distill(
     _check(ensemble, found, recipe, truth)
     per_member = isinstance(method, Method) and method.members == ensemble.members > 1
     answers = _answers(ensemble, found, temperature, truth, per_member=per_member)
-    taught = Taught(torch.zeros(0), answers, source=found.train)
+    taught = Taught(found.train.inputs, found.train.targets, source=found.train, answers=answers)
     lesson = _LESSONS[ensemble.task](temperature)
     loss = PerMember(lambda k, outputs, goal: lesson(outputs, goal[:, k])) if per_member else lesson
     student = replace(found, train=taught, class_weights=None)
