@@ -1,5 +1,6 @@
 """From a trained ensemble to something smaller and faster: fewer members, one fused module, a file without covey."""
 
+from covey.deploy.distilling import distill
 from covey.deploy.exporting import Exported, export
 from covey.deploy.fusing import fuse
 from covey.deploy.selecting import Selection, select_members
@@ -11,6 +12,7 @@ __all__ = [
     "Exported",
     "Selection",
     "Soup",
+    "distill",
     "export",
     "fuse",
     "select_members",
