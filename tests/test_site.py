@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import covey
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
@@ -41,3 +43,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for page in ("index", "quickstart", "api", "tutorials/ood", "auto_gallery/plot_packed", "cli"):
         assert (tmp_path / "site" / f"{page}.html").stat().st_size > 1000
     assert "Gallery" in (tmp_path / "site" / "auto_gallery" / "index.html").read_text()
+    api = (tmp_path / "site" / "api.html").read_text()
+    for name in set(covey.__all__) - {"METHODS", "TRAININGS", "__version__"}:
+        assert f'id="covey.{name}"' in api, name
