@@ -129,6 +129,31 @@ def test_points_of_a_grid_are_no_width_and_centres_are() -> None:
     assert small.grid.shape == (6,)
 
 
+class Heads(nn.Module):
+    """Attention whose number of heads and width of a head are both axes of a tensor."""
+
+    def __init__(self, width: int = 16, n_head: int = 4, d_head: int = 4) -> None:
+        super().__init__()
+        self.n_head, self.d_head = n_head, d_head
+        self.table, self.head = nn.Linear(6, width), nn.Linear(width, 3)
+        self.q_head, self.post = nn.Linear(width, n_head * d_head), nn.Linear(n_head * d_head, width)
+        self.scale = nn.Parameter(torch.randn(n_head, d_head))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x)
+        batch, length, _ = h.shape
+        q = self.q_head(h).view(batch, length, self.n_head, self.d_head)
+        weights = torch.einsum("bind,bjnd->bnij", q + self.scale, q).softmax(-1)
+        mixed = torch.einsum("bnij,bjnd->bind", weights, q)
+        return self.head(self.post(mixed.reshape(batch, length, self.n_head * self.d_head)).mean(1))
+
+
+def test_heads_and_their_width_are_not_both_scaled() -> None:
+    small = narrow(Heads(), 0.5, torch.randn(2, 5, 6)).network
+    assert small.q_head.weight.shape == (8, 8)
+    assert small.scale.numel() == 8
+
+
 class Complex(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -202,3 +227,46 @@ def test_a_network_that_takes_few_samples_is_told_of_repeats() -> None:
         covey.convert(Queue(), covey.MIMO(), example=x)
     ens = covey.convert(Queue(), covey.MIMO(repeats=1), example=x)
     ens.loss(x, torch.tensor([0, 1, 2, 0])).backward()
+
+
+class Halved(nn.Module):
+    """Changes an activation in eval mode after it was used, so that there it has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x).exp()
+        answer = self.head(h)
+        if not self.training:
+            h.detach().mul_(0.5)
+        return answer
+
+
+def test_a_network_without_gradient_in_eval_mode_can_be_asked_with_gradients_on() -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(RuntimeError, match="inplace"):
+        Halved().eval()(x).sum().backward()
+    ens = covey.convert(Halved(), covey.DeepEnsemble(members=2), example=x).eval()
+    assert ens(x).shape == (2, 3, 3)  # where "auto" measures
+    ens.train().loss(x, torch.tensor([0, 1, 2])).backward()
+
+
+class LayerDrop(nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p, self.body, self.head = p, nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and torch.rand([]) < self.p):
+            x = self.body(x)
+        return self.head(x)
+
+
+def test_random_numbers_that_decide_nothing_make_no_draws() -> None:
+    x = torch.randn(2, 4)
+    with pytest.raises(ConversionError, match=r"same whatever they are.*probability above 0"):
+        covey.convert(LayerDrop(0.0), covey.MCDropout(), example=x)
+    outputs = covey.convert(LayerDrop(0.5), covey.MCDropout(members=20), example=x).eval()(x)
+    assert any(not torch.equal(outputs[0], other) for other in outputs[1:])

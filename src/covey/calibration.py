@@ -1,12 +1,13 @@
-"""Calibrations that an ensemble carries: temperatures and conformal sets, as small frozen records.
+"""Calibrations that an ensemble carries: temperatures, conformal sets and intervals, as small frozen records.
 
-`to_dict` gives plain JSON to store with the ensemble, `from_dict` makes the record again, and `apply` (temperature)
-or `sets` (conformal) uses it. `covey.scores.calibration` fits them on validation data.
+`to_dict` gives plain JSON to store with the ensemble, `from_dict` makes the record again, and `apply` (temperature),
+`sets` (conformal) or `around` (intervals) uses it. `covey.scores.calibration` fits them on validation data.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -22,6 +23,13 @@ SPEC = Kinds(
         "temperature": Record({"kind": Word(("pooled", "members")), "values": Many(Number(1e-30), least=1)}),
         "conformal": Record(
             {"kind": Word(("threshold", "aps")), "alpha": Number(0, 1), "quantile": Number()}
+        ),
+        "intervals": Record(
+            {
+                "kind": Word(("absolute", "normalised")),
+                "alpha": Number(0, 1),
+                "quantiles": Many(Number(0), least=1),
+            }
         ),
     },
 )
@@ -90,18 +98,73 @@ class Conformal:
         return {"calibration": "conformal", **asdict(self)}
 
 
-def from_dict(stored: dict) -> Temperature | Conformal:
+@dataclass(frozen=True)
+class Intervals:
+    """Intervals around a regression's mean that hold the true number with probability of at least 1 - alpha.
+
+    The guarantee is for each output on its own, on average over draws of validation and test data that are
+    exchangeable. It holds for any network, also where the ensemble's own deviation is wrong.
+
+    Args:
+        kind: "absolute" is as wide everywhere; "normalised" is as many of the ensemble's standard deviations wide
+            everywhere, so that intervals are wider where the ensemble is less sure.
+        alpha: the share of misses allowed.
+        quantiles: half the width for each output, in the targets' unit or in standard deviations.
+    """
+
+    kind: Literal["absolute", "normalised"]
+    alpha: float
+    quantiles: tuple[float, ...]
+
+    def around(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends, each like the mean (B, ..., D), whose last axis holds the outputs."""
+        outputs = mean.shape[-1] if len(self.quantiles) > 1 else 1
+        if outputs != len(self.quantiles):
+            raise EvaluationError(
+                f"intervals were fitted for {len(self.quantiles)} outputs, and there are {outputs}"
+            )
+        reach = torch.tensor(self.quantiles, dtype=mean.dtype, device=mean.device)
+        if self.kind == "normalised":
+            reach = reach * std
+        return mean - reach, mean + reach
+
+    def to_dict(self) -> dict:
+        """Plain JSON, which `from_dict` reads."""
+        return {"calibration": "intervals", **asdict(self), "quantiles": list(self.quantiles)}
+
+
+Calibration = Temperature | Conformal | Intervals
+
+
+def _temperature(fields: dict) -> Calibration:
+    return Temperature(kind=fields["kind"], values=tuple(float(v) for v in fields["values"]))
+
+
+def _conformal(fields: dict) -> Calibration:
+    return Conformal(fields["kind"], float(fields["alpha"]), float(fields["quantile"]))
+
+
+def _intervals(fields: dict) -> Calibration:
+    return Intervals(fields["kind"], float(fields["alpha"]), tuple(float(v) for v in fields["quantiles"]))
+
+
+_READERS: dict[str, Callable[[dict], Calibration]] = {
+    "temperature": _temperature,
+    "conformal": _conformal,
+    "intervals": _intervals,
+}
+
+
+def from_dict(stored: dict) -> Calibration:
     """A calibration from what `to_dict` gave."""
-    fields = dict(stored)
-    name = fields.pop("calibration", None)
+    name = stored.get("calibration")
+    if name not in _READERS:
+        known = ", ".join(map(repr, _READERS))
+        raise EvaluationError(f"calibration: expected one of {known}, got {name!r}")
     try:
-        if name == "temperature":
-            return Temperature(kind=fields["kind"], values=tuple(float(v) for v in fields["values"]))
-        if name == "conformal":
-            return Conformal(fields["kind"], float(fields["alpha"]), float(fields["quantile"]))
+        return _READERS[name](stored)
     except (KeyError, TypeError, ValueError) as problem:
         raise EvaluationError(f"calibration {stored!r} is not complete: {problem!r}") from problem
-    raise EvaluationError(f"calibration: expected 'temperature' or 'conformal', got {name!r}")
 
 
 def class_scores(probs: Tensor, kind: str) -> Tensor:

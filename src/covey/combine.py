@@ -7,71 +7,25 @@ are kept; the class axis is moved last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from covey.calibration import Conformal, Temperature
+from covey.answer_table import SHOWN, AnswerTable, PrintsAsTable, places
+from covey.calibration import Conformal, Intervals, Temperature
 from covey.errors import DataError, OptionError
-from covey.tables import counted, html_table, number, text_table
-
-SHOWN = 5
-"""How many samples of an answer are printed."""
+from covey.multilabel import MultiLabel
+from covey.tables import counted, number
 
 
 @dataclass(frozen=True)
-class _AnswerTable:
-    """The first samples of an answer, as a person reads them.
-
-    Args:
-        title: what was answered.
-        headings: of the columns.
-        rows: one per sample shown.
-        samples: how many there are.
-    """
-
-    title: str
-    headings: tuple[str, ...]
-    rows: list[tuple]
-    samples: int
-
-    def text(self) -> str:
-        """For the terminal."""
-        lines = [self.title, text_table(self.headings, self.rows, right=self.headings)]
-        if self.samples > len(self.rows):
-            lines.append(f"... and {self.samples - len(self.rows):,} more")
-        return "\n".join(lines)
-
-    def html(self) -> str:
-        """For a notebook."""
-        caption = self.title
-        if self.samples > len(self.rows):
-            caption += f"; the first {len(self.rows)}"
-        return html_table(self.headings, self.rows, right=self.headings, caption=caption)
-
-
-class _PrintsAsTable:
-    """Answers print as a table of their first samples; `repr` stays one line."""
-
-    def __str__(self) -> str:
-        return self._table().text()
-
-    def _repr_html_(self) -> str:
-        return self._table().html()
-
-    def _table(self) -> _AnswerTable:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Prediction(_PrintsAsTable):
+class Prediction(PrintsAsTable):
     """The combined answer of a classification ensemble: the mean over members of their probabilities.
 
     Args:
@@ -95,7 +49,7 @@ class Prediction(_PrintsAsTable):
         members, *batch, classes = self.logits.shape
         return f"Prediction(members={members}, batch={tuple(batch)}, classes={classes})"
 
-    def _table(self) -> _AnswerTable:
+    def _table(self) -> AnswerTable:
         members, *batch, classes = self.logits.shape
         samples = math.prod(batch)
         # Only what is shown is computed, however large the batch is.
@@ -106,17 +60,27 @@ class Prediction(_PrintsAsTable):
         first = Prediction(logits, pooled)
         columns = torch.stack((first.max_prob, first.entropy, first.mutual_information), -1)
         rows = []
-        for place, label, values in zip(_places(batch), first.label.tolist(), columns.tolist(), strict=False):
+        for place, label, values in zip(places(batch), first.label.tolist(), columns.tolist(), strict=False):
             # Not `number`: a mutual information of 6e-08 is 0 and rounding.
             decimals = [f"{value:.4f}" for value in values]
             rows.append((place, label, *decimals))
         many, kinds = counted(members, "member"), counted(classes, "class", "classes")
-        return _AnswerTable(
+        return AnswerTable(
             f"Prediction of {many} for a batch {tuple(batch)}, {kinds}",
             ("sample", "label", "probability", "entropy", "mutual information"),
             rows,
             samples,
         )
+
+    @property
+    def decisive(self) -> Tensor:
+        """What is finite only if the whole answer is."""
+        return self.logits
+
+    @property
+    def answered(self) -> Tensor:
+        """What must be finite for a sample's answer to be one, (B, ...)."""
+        return self.probs
 
     @cached_property
     def member_log_probs(self) -> Tensor:
@@ -190,24 +154,26 @@ class Prediction(_PrintsAsTable):
 
 
 @dataclass(frozen=True)
-class Regression(_PrintsAsTable):
+class Regression(PrintsAsTable):
     """The combined answer of a regression ensemble.
 
     Args:
         member_mean: members' means, (M, B, ...).
         member_variance: members' variances, (M, B, ...), or None where members give a point only.
+        conformal: what gives `low` and `high`, fitted on validation data.
 
     With variances the answer is the moments of the equal mixture of the members' Gaussians.
     """
 
     member_mean: Tensor
     member_variance: Tensor | None = None
+    conformal: Intervals | None = None
 
     def __repr__(self) -> str:
         members, *batch = self.member_mean.shape
         return f"Regression(members={members}, batch={tuple(batch)})"
 
-    def _table(self) -> _AnswerTable:
+    def _table(self) -> AnswerTable:
         members, *batch = self.member_mean.shape
         samples = math.prod(batch)
         means = self.member_mean.detach().reshape(members, samples)[:, :SHOWN]
@@ -217,16 +183,26 @@ class Regression(_PrintsAsTable):
         first = Regression(means, variances)
         columns = torch.stack((first.mean, first.std, first.aleatoric, first.epistemic), -1)
         rows = []
-        for place, values in zip(_places(batch), columns.tolist(), strict=False):
+        for place, values in zip(places(batch), columns.tolist(), strict=False):
             if variances is None:
                 values[2] = None  # members that give points say nothing about the noise in the data
             rows.append((place, *map(number, values)))
-        return _AnswerTable(
+        return AnswerTable(
             f"Regression of {counted(members, 'member')} for a batch {tuple(batch)}",
             ("sample", "mean", "std", "aleatoric variance", "epistemic variance"),
             rows,
             samples,
         )
+
+    @property
+    def decisive(self) -> Tensor:
+        """What is finite only if the whole answer is: the variance overflows before the mean does."""
+        return self.variance
+
+    @property
+    def answered(self) -> Tensor:
+        """What must be finite for a sample's answer to be one, (B, ...)."""
+        return self.variance
 
     @cached_property
     def mean(self) -> Tensor:
@@ -255,28 +231,60 @@ class Regression(_PrintsAsTable):
         """Standard deviation of the mixture, (B, ...)."""
         return self.variance.sqrt()
 
+    @cached_property
+    def low(self) -> Tensor:
+        """Lower end of the conformal interval, (B, ...)."""
+        return self._ends[0]
+
+    @cached_property
+    def high(self) -> Tensor:
+        """Upper end of the conformal interval, (B, ...)."""
+        return self._ends[1]
+
+    @cached_property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        if self.conformal is None:
+            raise OptionError(
+                "this ensemble has no conformal intervals yet: fit them on validation data with fit_intervals of "
+                "covey.scores and set ensemble.conformal."
+            )
+        return self.conformal.around(self.mean, self.std)
+
+
+Answer = Prediction | Regression | MultiLabel
+"""What an ensemble answers, by its task."""
+
 
 def answer(
     outputs: Tensor,
     task: str,
     class_dim: int | None = None,
     temperature: Temperature | None = None,
-    conformal: Conformal | None = None,
-) -> Prediction | Regression:
+    conformal: Conformal | Intervals | None = None,
+) -> Answer:
     """Members' outputs, (M, B, ...), as one answer.
 
     Args:
         outputs: what the members gave.
-        task: "classification", "regression" (points), or "gaussian" (means and raw variances side by side).
+        task: "classification"; "multilabel", where several labels may be true; "regression" (points), or "gaussian"
+            (means and raw variances side by side).
         class_dim: axis of the classes in one member's output; see `class_axis`.
-        temperature: calibrates the probabilities.
-        conformal: gives sets of classes.
+        temperature: calibrates the probabilities of a classification.
+        conformal: gives sets of classes, or intervals of a regression.
     """
-    if task == "regression":
-        return Regression(outputs)
+    if task != "classification" and temperature is not None:
+        raise OptionError(f"a temperature calibrates a classification; the ensemble's task is {task!r}.")
+    if conformal is not None and type(conformal) is not CONFORMAL.get(task):
+        raise OptionError(
+            f"{type(conformal).__name__} were set as conformal, which the task {task!r} has no use for."
+        )
+    return ANSWERS[task](outputs, class_dim, temperature, conformal)
+
+
+def _classes(
+    outputs: Tensor, class_dim: int | None, temperature: Temperature | None, conformal: Conformal | None
+) -> Prediction:
     outputs = outputs.movedim(class_axis(outputs, class_dim), -1)
-    if task == "gaussian":
-        return Regression(*gaussian(outputs))
     if temperature is None:
         return Prediction(outputs, conformal=conformal)
     scaled = temperature.apply(outputs)
@@ -285,19 +293,47 @@ def answer(
     return Prediction(outputs, scaled[0].log_softmax(-1), conformal)
 
 
-def check_finite(found: Prediction | Regression, inputs: Any) -> None:
+def _labels(
+    outputs: Tensor, class_dim: int | None, temperature: Temperature | None, conformal: Conformal | None
+) -> MultiLabel:
+    return MultiLabel(outputs.movedim(class_axis(outputs, class_dim), -1))
+
+
+def _points(
+    outputs: Tensor, class_dim: int | None, temperature: Temperature | None, conformal: Intervals | None
+) -> Regression:
+    return Regression(outputs, conformal=conformal)
+
+
+def _gaussians(
+    outputs: Tensor, class_dim: int | None, temperature: Temperature | None, conformal: Intervals | None
+) -> Regression:
+    return Regression(*gaussian(outputs.movedim(class_axis(outputs, class_dim), -1)), conformal)
+
+
+CONFORMAL: dict[str, type] = {"classification": Conformal, "regression": Intervals, "gaussian": Intervals}
+"""What gives sets or intervals with a guarantee, by task."""
+
+ANSWERS: dict[str, Callable[..., Answer]] = {
+    "classification": _classes,
+    "multilabel": _labels,
+    "regression": _points,
+    "gaussian": _gaussians,
+}
+"""How members' outputs become an answer, by task."""
+
+
+def check_finite(found: Answer, inputs: Any) -> None:
     """Refuse an answer that holds NaN or infinite numbers, with the samples that have them.
 
     Args:
         found: the answer.
         inputs: what the members were given, to see whether that is to blame.
     """
-    # The variance of the members' means overflows before the mean does, so it tells for both.
-    decisive = found.logits if isinstance(found, Prediction) else found.variance
-    if decisive.isfinite().all():
+    if found.decisive.isfinite().all():
         return
     # A logit of minus infinity is a class that the network rules out, which is fine as long as another one is left.
-    numbers = found.probs if isinstance(found, Prediction) else found.variance
+    numbers = found.answered
     broken = ~numbers.reshape(len(numbers), -1).isfinite().all(1)
     if not broken.any():
         return
@@ -324,12 +360,6 @@ def gaussian(outputs: Tensor, floor: float = 1e-6) -> tuple[Tensor, Tensor]:
     """Split outputs (..., 2 D) into means (..., D) and softplus variances (..., D) of at least `floor`."""
     mean, raw = outputs.chunk(2, -1)
     return mean, F.softplus(raw) + floor
-
-
-def _places(batch: Sequence[int]) -> Iterator[str]:
-    """Where each sample is in the batch: "0", or "0, 3" where a sample has several positions."""
-    for index in np.ndindex(*batch):
-        yield ", ".join(map(str, index))
 
 
 def _entropy(log_probs: Tensor) -> Tensor:

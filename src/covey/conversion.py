@@ -44,7 +44,8 @@ def convert(
         output: which part of the network's output is the answer: a key, an attribute or a position.
         head: the answering layer by name, if it should not be found from `example`.
         stem: the first layer by name, likewise.
-        task: "classification" (logits), "regression" (points) or "gaussian" (means and raw variances).
+        task: "classification" (logits), "multilabel" (logits of labels of which several may be true), "regression"
+            (points) or "gaussian" (means and raw variances).
         class_dim: the class axis of the network's output; by default where the head puts it, or if the head is not
             known 1 for (B, C, H, W) and more, else the last.
         seed: of all random choices that conversion makes.

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_map
 
 from covey import run as runs
 from covey.buffers import Buffers
-from covey.calibration import Conformal, Temperature
+from covey.calibration import Conformal, Intervals, Temperature
 from covey.collapsing import collapse
-from covey.combine import Prediction, Regression, answer, check_finite
+from covey.combine import Answer, answer, check_finite
 from covey.coverage import Coverage
 from covey.errors import OptionError
 from covey.layout import Layout
@@ -46,7 +46,8 @@ class Ensemble(nn.Module):
         parts: parameterizations by name, which together generate every parameter.
 
     Attributes:
-        task: "classification" (logits), "regression" (points) or "gaussian" (means and raw variances).
+        task: "classification" (logits), "multilabel" (logits of labels of which several may be true), "regression"
+            (points) or "gaussian" (means and raw variances).
         class_dim: the class axis of one member's output; None for the usual one.
         output: which part of what the network returns is the answer.
         seed: of the random choices that conversion made.
@@ -55,7 +56,7 @@ class Ensemble(nn.Module):
         measured: the sizes of images that "auto" chose on, in train and in eval mode.
         acting: whether weights that can act on activations do; otherwise every member's weights are made.
         temperature: calibrates the probabilities, if it is set.
-        conformal: gives sets of classes, if it is set.
+        conformal: gives sets of classes, or intervals of a regression, if it is set.
     """
 
     parts: Mapping[str, Parameterization]  # module containers at run time
@@ -87,7 +88,7 @@ class Ensemble(nn.Module):
         self.output = bodies[0].output
         self.checked = ""
         self.temperature: Temperature | None = None
-        self.conformal: Conformal | None = None
+        self.conformal: Conformal | Intervals | None = None
         self.runs = {"train": "auto", "eval": "auto"}
         self.measured: dict[str, list[list[int]]] = {}
         self.acting = True
@@ -127,11 +128,11 @@ class Ensemble(nn.Module):
         rescales = any(record.get("rewrites") for record in self.records)
         return nothing_left_behind(self._skeletons, keep_plain=not rescales)
 
-    def predict(self, *args: Any, check: bool = True, **kwargs: Any) -> Prediction | Regression:
+    def predict(self, *args: Any, check: bool = True, **kwargs: Any) -> Answer:
         """The combined answer and its uncertainty, in eval mode and without gradients.
 
-        Takes what one network takes. Returns a `Prediction`, or a `Regression` where the task is one. If they are set,
-        `temperature` calibrates the probabilities and `conformal` gives sets of classes.
+        Takes what one network takes. Returns a `Prediction`, or a `Regression` or `MultiLabel` where the task is one.
+        If they are set, `temperature` calibrates the probabilities, and `conformal` gives sets of classes or intervals.
 
         Args:
             *args: what one network takes.
@@ -145,7 +146,7 @@ class Ensemble(nn.Module):
                 check_finite(found, (args, kwargs))
         return found
 
-    def answer(self, outputs: Tensor) -> Prediction | Regression:
+    def answer(self, outputs: Tensor) -> Answer:
         """Members' outputs, (M, B, ...), as the combined answer and its uncertainty."""
         return answer(outputs, self.task, self.class_dim, self.temperature, self.conformal)
 
@@ -245,7 +246,8 @@ class Ensemble(nn.Module):
             outputs = outputs.float()
         kind = loss or LOSS_OF_TASK[self.task]
         if callable(kind):
-            return own_losses(outputs, targets, kind, per_member=per_member, weights=weights)
+            numbers = range(self.members) if members is None else members
+            return own_losses(outputs, targets, kind, members=numbers, per_member=per_member, weights=weights)
         options = {"weights": weights, "class_weights": class_weights}
         return member_losses(outputs, targets, kind, smoothing, ignore_index, self.class_dim, **options)
 

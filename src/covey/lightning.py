@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from covey.combine import Prediction, Regression, class_axis
+from covey.combine import Answer, MultiLabel, Prediction, Regression, class_axis
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError
 from covey.extras import explained
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 LABELS = "labels"
 """The key of the targets in batches that are dicts."""
 
-_OF_CLASSES = ("probs", "label", "entropy", "mutual_information", "logits")
-_OF_REGRESSION = ("mean", "variance", "epistemic", "aleatoric")
+_NAMES: dict[type, tuple[str, ...]] = {
+    Prediction: ("probs", "label", "entropy", "mutual_information", "logits"),
+    MultiLabel: ("probs", "labels", "entropy", "mutual_information", "logits"),
+    Regression: ("mean", "variance", "epistemic", "aleatoric"),
+}
 
 
 class EnsembleModule(LightningModule):
@@ -132,6 +135,12 @@ class EnsembleModule(LightningModule):
             error = (answer.mean - goal).square().mean()
             self.log("val_mse", error, batch_size=len(targets), on_epoch=True)
             return
+        if isinstance(answer, MultiLabel):
+            truths = targets.to(answer.log_odds.dtype)
+            nll = torch.nn.functional.binary_cross_entropy_with_logits(answer.log_odds, truths)
+            right = (answer.labels == (truths > 0.5)).float().mean()
+            self.log_dict({"val_nll": nll, "val_accuracy": right}, batch_size=len(targets), on_epoch=True)
+            return
         counts = torch.ones_like(targets, dtype=torch.bool)
         if self.ignore_index is not None:
             counts = targets != self.ignore_index
@@ -174,10 +183,10 @@ class EnsembleModule(LightningModule):
         if isinstance(batch, tuple | list) or (isinstance(batch, Mapping) and LABELS in batch):
             batch, _ = _parts(batch)
         answer = self._answer(batch)
-        names = _OF_REGRESSION if isinstance(answer, Regression) else _OF_CLASSES
+        names = _NAMES[type(answer)]
         return {name: getattr(answer, name) for name in names}
 
-    def _answer(self, inputs: Any) -> Prediction | Regression:
+    def _answer(self, inputs: Any) -> Answer:
         return self.ensemble.answer(self._outputs(inputs))
 
     def _outputs(self, inputs: Any) -> Tensor:

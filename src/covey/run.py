@@ -333,6 +333,7 @@ class _Race:
         self.ensemble, self.members, self.inputs, self.repeats = ensemble, members, inputs, repeats
         self.seconds: dict[Way, float] = {}
         self.reference: tuple[Tensor, Tensor] | None = None
+        self.backward = True
 
     def winner(self, present: Way, *others: Way, gain: float = 1.0) -> Way:
         """The fastest; another than the present one only if it takes less than `gain` of its time."""
@@ -360,14 +361,23 @@ class _Race:
     def _timed(self, way: Way) -> Tensor:
         start = time.perf_counter()
         outputs = _run(self.ensemble, way, self.members, self.inputs)
-        if outputs.requires_grad:
-            parameters = [p for p in self.ensemble.parameters() if p.requires_grad]
-            torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
+        if outputs.requires_grad and self.backward:
+            self._go_back(outputs)
         if outputs.device.type != "cpu":
             torch.accelerator.synchronize()
         taken = time.perf_counter() - start
         self.seconds[way] = min(taken, self.seconds.get(way, taken))
         return outputs.detach()
+
+    def _go_back(self, outputs: Tensor) -> None:
+        parameters = [p for p in self.ensemble.parameters() if p.requires_grad]
+        try:
+            torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
+        except RuntimeError:
+            if self.ensemble.training:
+                raise
+            # some networks have no gradient in eval mode, and nobody asked for one yet
+            self.backward = False
 
 
 @contextmanager

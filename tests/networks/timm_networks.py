@@ -566,6 +566,17 @@ _BUILT: list[tuple[str, Kind, int, Callable[[], nn.Module], tuple[int, ...]]] = 
 ]
 
 
+# Heads are fewer and as wide as before. Keys that all heads share are one head wide, and so stay.
+_NARROW = {
+    "lambda_resnet26t": (
+        ("stages.2.1.self_attn.qkv.weight", (32 + 16 + 4, 8)),
+        ("stages.2.1.self_attn.conv_lambda.weight", (16, 1, 9, 9, 1)),
+        ("stages.3.0.self_attn.qkv.weight", (32 + 16 + 8, 16)),
+        ("stages.3.0.self_attn.conv_lambda.weight", (16, 1, 9, 9, 1)),
+    )
+}
+
+
 def networks() -> list[Network]:
     """All of them, or none where timm cannot be imported."""
     if not importable("timm"):
@@ -575,7 +586,10 @@ def networks() -> list[Network]:
         build = functools.partial(_create, name, options)
         found.append(Network(f"timm {name}", kind, "timm", build, images(size), unscaled=unscaled))
     for name, kind, size, build, unscaled in _BUILT:
-        found.append(Network(f"timm {name}", kind, "timm", build, images(size), unscaled=unscaled))
+        narrow = _NARROW.get(name, ())
+        found.append(
+            Network(f"timm {name}", kind, "timm", build, images(size), unscaled=unscaled, narrow=narrow)
+        )
     return found
 
 

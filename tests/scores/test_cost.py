@@ -81,6 +81,23 @@ def test_ensemble_over_single_network() -> None:
     assert cost.Cost(**several.to_dict()) == several
 
 
+def test_memory_does_not_depend_on_how_members_happen_to_run() -> None:
+    network, x = (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3)),
+        torch.randn(4, 1, 8, 8),
+    )
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=x)
+    found = set()
+    for way in ("loop", "batched", "loop+channels_last"):
+        ensemble.run = way
+        found.add(cost.measure_cost(ensemble, x, repeats=2, warmup=0).peak_bytes)
+        assert ensemble.run == way, "the measurement leaves the choice alone"
+    assert len(found) == 1
+    one = covey.convert(network, covey.DeepEnsemble(members=1), example=x)
+    plain = cost.measure_cost(network.eval(), x, repeats=2, warmup=0).peak_bytes
+    assert cost.measure_cost(one, x, repeats=2, warmup=0).peak_bytes == plain
+
+
 def test_timings_measure_time() -> None:
     import time
 

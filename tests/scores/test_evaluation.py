@@ -96,8 +96,10 @@ def test_data_of_raw_images_is_prepared_corrupted_and_shown() -> None:
     assert set(found.scores["ood"]["sets"]) == {"noise", "more"}
     assert found.about["classes"] == ["a", "b", "c"]
     kinds = [e["kind"] for e in found.examples]
-    assert kinds == ["most certain"] * 8 + ["least certain"] * 8
-    entropies = [e["entropy"] for e in found.examples]
+    assert kinds[:16] == ["most certain"] * 8 + ["least certain"] * 8
+    assert kinds[16:24] == ["confidently wrong"] * 8
+    assert kinds[24:] == ["out of distribution"] * (5 + 3)
+    entropies = [e["entropy"] for e in found.examples[:16]]
     assert entropies[:8] == sorted(entropies[:8])
     assert entropies[8] == pytest.approx(float(ens.predict(pictures / 255).entropy.max()), abs=1e-5)
     assert all(e["picture"].startswith("data:image/png;base64,") for e in found.examples)
@@ -129,6 +131,18 @@ def test_a_plain_network_is_an_ensemble_of_one() -> None:
     assert found.scores["diversity"]["disagreement"] is None
     assert any("One member" in note for note in found.notes)
     assert found.scores["ensemble"] == found.scores["members"][0]
+
+
+def test_what_was_called_disagreement_is_read_under_its_new_name() -> None:
+    found = score(Record(torch.randn(3, 40, 3), torch.randint(3, (40,))))
+    stored = found.to_dict()
+    now = stored["scores"]["diversity"]
+    old = {name: value for name, value in now.items() if "disagreement" not in name}
+    old |= {"disagreement": 0.7, "disagreement_matrix": [[0.0] * 3] * 3}
+    read = Evaluation.from_dict({**stored, "scores": {**stored["scores"], "diversity": old}})
+    assert read.scores["diversity"]["normalised_disagreement"] == 0.7
+    assert "disagreement" not in read.scores["diversity"]
+    assert Evaluation.from_dict(stored).scores == found.scores
 
 
 def test_regression_in_the_targets_own_unit() -> None:

@@ -71,7 +71,7 @@ def test_an_evaluation_prints_its_headline() -> None:
     accuracy = found.scores["ensemble"]["accuracy"], found.scores["member_mean"]["accuracy"]
     assert ["accuracy", *(f"{value:.4f}" for value in accuracy)] in rows(text, 0)
     outside = found.scores["ood"]["sets"]["<script>alert(1)</script>"]["entropy"]
-    shown = [f"{outside[name]:.4f}" for name in ("auroc", "fpr95")]
+    shown = [f"{outside[name]:.4f}" for name in ("auroc", "aupr_out", "aupr_in", "fpr95")]
     assert ["<script>alert(1)</script>", "1500", *shown] in rows(text, 0)
     assert "Note: No validation data" in text
     assert repr(found) == "Evaluation(task='classification', members=2, samples=30, outputs=3)"

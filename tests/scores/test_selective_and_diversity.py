@@ -51,11 +51,12 @@ def test_selective_shapes() -> None:
 
 def test_disagreement_by_loops() -> None:
     logits, labels = torch.randn(3, 200, 4), torch.randint(4, (200,))
-    matrix = diversity.disagreement(logits, labels)
+    plain, matrix = diversity.disagreement(logits), diversity.normalised_disagreement(logits, labels)
     votes = logits.argmax(-1).numpy()
     for i in range(3):
         error = np.mean(votes[i] != labels.numpy())
         for j in range(3):
+            assert plain[i, j].item() == pytest.approx(np.mean(votes[i] != votes[j]))
             assert matrix[i, j].item() == pytest.approx(np.mean(votes[i] != votes[j]) / error)
     expected = np.mean([matrix[i, j].item() for i in range(3) for j in range(3) if i != j])
     assert diversity.mean_of_pairs(matrix) == pytest.approx(expected)
@@ -79,17 +80,18 @@ def test_a_member_without_errors_has_no_disagreement() -> None:
     labels = torch.tensor([0, 1, 1])
     perfect = torch.nn.functional.one_hot(labels, 2).float()
     logits = torch.stack((perfect, perfect.flip(0)))
-    assert diversity.disagreement(logits, labels)[0].isnan().all()
+    assert diversity.normalised_disagreement(logits, labels)[0].isnan().all()
     scores = diversity.diversity_scores(Prediction(logits), labels, {})
-    assert scores["disagreement"] is None
+    assert scores["disagreement"] == pytest.approx(2 / 3)
+    assert scores["normalised_disagreement"] is None
     assert scores["error_correlation"] is None
-    assert scores["disagreement_matrix"][0] == [None, None]
+    assert scores["normalised_disagreement_matrix"][0] == [None, None]
 
 
 def test_one_member() -> None:
     logits, labels = torch.randn(1, 10, 3), torch.randint(3, (10,))
     with pytest.raises(EvaluationError, match="pairs of members, got 1 member"):
-        diversity.disagreement(logits, labels)
+        diversity.disagreement(logits)
     scores = diversity.diversity_scores(Prediction(logits), labels, {})
     assert scores["disagreement"] is None
     assert scores["mutual_information"]["test"] == pytest.approx(0, abs=1e-6)

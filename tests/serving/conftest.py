@@ -7,9 +7,9 @@ from typing import Any
 import pandas
 import pytest
 import torch
+from small_ensembles import ensemble
 from torch import nn
 
-import covey
 from covey.data.columns import fit_columns
 
 pytest.importorskip("fastapi", reason="skipped: the extra serve is not installed")
@@ -22,15 +22,6 @@ IMAGE_RECORD = {
     "normalisation": {"mean": [0.5], "std": [0.25]},
     "target_normalisation": None,
 }
-
-
-def ensemble(inputs: int, outputs: int, *, task: str = "classification", head: tuple = ()) -> covey.Ensemble:
-    torch.manual_seed(0)
-    network = nn.Sequential(*head, nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
-    example = torch.zeros(2, 1, 8, 8) if head else torch.zeros(2, inputs)
-    made = covey.convert(network, covey.DeepEnsemble(members=3), example=example).eval()
-    made.task, made.run = task, "loop"
-    return made
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from small_ensembles import ensemble
 from starlette.testclient import TestClient
 
 from covey.data.columns import encode
@@ -357,6 +358,16 @@ def test_a_budget_of_time_takes_the_members_that_fit(images):
         assert found["members_used"] == members
         want = torch.stack([images.ensemble.member(k).eval()(prepared) for k in members]).softmax(-1).mean(0)
         assert np.allclose([row["probs"] for row in found["predictions"]], want.detach(), atol=1e-6)
+
+
+def test_tasks_that_are_not_served(images, table):
+    for record in (images.record | {"task": "language"}, images.record | {"task": "labels"}):
+        with pytest.raises(ValueError, match="only runs that answer with one class or one number are served"):
+            Model(ensemble=images.ensemble, record=record)
+    # Four outputs are two means and two variances.
+    two = ensemble(7, 4, task="gaussian")
+    with pytest.raises(ValueError, match="one number per sample are served; this one gives more"):
+        Model(ensemble=two, record=table.record, defer=1.0).warm_up()
 
 
 @pytest.mark.parametrize(

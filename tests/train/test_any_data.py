@@ -241,7 +241,7 @@ def test_random_transforms_repeat_and_touch_training_only() -> None:
         (lambda: {"x": X, "label": Y, "labels": Y}, r"'labels' and 'label' could be"),
         (lambda: (X, Y.float()), r"floats, but all of them whole.*task="),
         (lambda: (X, Y - 5), r"labels go from -5|the training labels"),
-        (lambda: (X, torch.rand(40, 3)), r"one number for each sample.*\(40, 3\)"),
+        (lambda: (X, torch.rand(40, 3, 2)), r"one number for each sample.*\(40, 3, 2\)"),
         (lambda: DataLoader([(X[i], "cat") for i in range(9)]), r"words, such as 'cat'.*classes="),
         (lambda: DataLoader([(X[i], X[i], 1) for i in range(9)]), r"expected a pair.*list of 3"),
         (lambda: [(X[i][: 2 + i % 3], 1) for i in range(9)], r"list"),

@@ -29,6 +29,7 @@ SMALL = {
     "densenet": ("cifar-densenet-121", {"growth": 2}, (3, 16, 16)),
     "pyramidnet": ("pyramidnet", {"depth": 8, "alpha": 6, "keep": 1.0}, (3, 8, 8)),
     "vit": ("vit", {"image_size": 8, "width": 16, "depth": 2, "heads": 2}, (3, 8, 8)),
+    "unet": ("unet", {"width": 4, "levels": 2}, (3, 8, 8)),
     "lstm": ("lstm", {"hidden": 6, "embedding": 5}, (9,)),
 }
 families = pytest.mark.parametrize("family", SMALL)
@@ -52,7 +53,7 @@ def sample(family: str, batch: int) -> torch.Tensor:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_shape_of_logits(family, batch):
     network = small(family).double().eval()
-    expected = (batch, 9, 5) if family == "lstm" else (batch, 5)
+    expected = {"lstm": (batch, 9, 5), "unet": (batch, 5, 8, 8)}.get(family, (batch, 5))
     assert network(sample(family, batch)).shape == expected
 
 

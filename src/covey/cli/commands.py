@@ -8,23 +8,27 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
 from tyro.conf import Positional
 
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import TABLE, TRANSFORMER, Dataset, Settings, is_table, updated
-from covey.combine import Prediction
+from covey.combine import MultiLabel, Prediction, Regression
 from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
 from covey.data.labelled import read_labelled
 from covey.data.show import contact_sheet, list_known, summary
 from covey.data.splits import fewer
+from covey.deploy import DeployedEnsemble
 from covey.errors import DataError, StoreError
 from covey.files import write_text
 from covey.schema import read_text
@@ -231,7 +235,7 @@ class PredictFlags:
     """Predict with a trained run.
 
     Args:
-        folder: of the run.
+        folder: of the run, or an .onnx file that `covey export` wrote.
         input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         out: a .csv or .json file to write; printed as CSV if not given.
@@ -252,14 +256,11 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
-    record = run.read_settings(Path(own.folder))["record"]
-    ensemble = run.read_ensemble(Path(own.folder), own.network)
+    answering, record = _answering(Path(own.folder), own.network)
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
-        # Checked below instead, over all batches and with the inputs' names.
-        answer = ensemble.predict(prepare(part, record), check=False)
-        rows += prediction_rows(labels, answer, record)
+        rows += prediction_rows(labels, answering(prepare(part, record)), record)
     _check_finite(rows, own.input)
     text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
     if own.out is None:
@@ -273,29 +274,112 @@ def predict(args: Sequence[str]) -> int:
     return 0
 
 
+def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any], dict[str, Any]]:
+    """What answers prepared inputs, and the record of the data that it was trained on."""
+    if path.suffix == ".onnx":
+        deployed = DeployedEnsemble(path)
+        if deployed.about["data"] is None:
+            raise StoreError(
+                f"{path} does not say what data it was trained on: it was exported without record=. Export it from a "
+                "run with `covey export`."
+            )
+
+        def from_file(inputs: Tensor) -> dict[str, Tensor]:
+            found = deployed(inputs.numpy())
+            return {name: torch.from_numpy(array) for name, array in found.items()}
+
+        return from_file, deployed.about["data"]
+    record = run.read_settings(path)["record"]
+    ensemble = run.read_ensemble(path, network)
+    # Whether answers are finite is checked over all batches and with the inputs' names.
+    return (lambda inputs: ensemble.predict(inputs, check=False)), record
+
+
 def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
     """A record for each input: the prediction and its uncertainty."""
-    if isinstance(answer, Prediction):
-        classes = _class_names(record["classes"], answer.probs.shape[-1])
-        columns = {
-            "prediction": [classes[i] for i in answer.label.tolist()],
-            "probability": answer.max_prob.tolist(),
-            "entropy": answer.entropy.tolist(),
-            "mutual_information": answer.mutual_information.tolist(),
-            **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
-        }
-    else:
-        unit = record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
-        scale, shift = unit["std"][0], unit["mean"][0]
-        columns = {
-            "prediction": (answer.mean.flatten() * scale + shift).tolist(),
-            "std": (answer.std.flatten() * scale).tolist(),
-            "epistemic_std": (answer.epistemic.flatten().sqrt() * scale).tolist(),
-            "aleatoric_std": (answer.aleatoric.flatten().sqrt() * scale).tolist(),
-        }
+    columns = COLUMNS[type(answer)](answer, record)
     return [
         dict(zip(("input", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)
     ]
+
+
+def _class_columns(answer: Prediction, record: dict[str, Any]) -> dict[str, list[Any]]:
+    classes = _class_names(record["classes"], answer.probs.shape[-1])
+    if answer.probs.ndim == 4:
+        return _pixel_columns(answer, classes)
+    return {
+        "prediction": [classes[i] for i in answer.label.tolist()],
+        "probability": answer.max_prob.tolist(),
+        "entropy": answer.entropy.tolist(),
+        "mutual_information": answer.mutual_information.tolist(),
+        **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
+    }
+
+
+def _pixel_columns(answer: Prediction, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """An image's shares of classes, and the means over its pixels of how sure the answer is."""
+
+    def mean(values: Tensor) -> list[float]:
+        return values.flatten(1).double().mean(1).tolist()
+
+    return {
+        "probability": mean(answer.max_prob),
+        "entropy": mean(answer.entropy),
+        "mutual_information": mean(answer.mutual_information),
+        **{f"share({name})": mean(answer.label == i) for i, name in enumerate(classes)},
+    }
+
+
+def _label_columns(answer: MultiLabel, record: dict[str, Any]) -> dict[str, list[Any]]:
+    names = _class_names(record["classes"], answer.probs.shape[-1])
+    said = []
+    for true in answer.labels.tolist():
+        said.append("; ".join(name for name, is_true in zip(names, true, strict=True) if is_true))
+    return {
+        "prediction": said,
+        "entropy": answer.entropy.sum(-1).tolist(),
+        "mutual_information": answer.mutual_information.sum(-1).tolist(),
+        **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(names)},
+    }
+
+
+def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, list[Any]]:
+    unit = record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
+    scales, shifts = unit["std"], unit["mean"]
+    values = {
+        "prediction": answer.mean,
+        "std": answer.std,
+        "epistemic_std": answer.epistemic.sqrt(),
+        "aleatoric_std": answer.aleatoric.sqrt(),
+    }
+    columns = {}
+    for k, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
+        which = f"[{k}]" if len(scales) > 1 else ""
+        for name, tensor in values.items():
+            own = tensor.reshape(len(tensor), -1)[:, k] * scale
+            columns[name + which] = (own + shift if name == "prediction" else own).tolist()
+    return columns
+
+
+def _file_columns(found: dict[str, Tensor], record: dict[str, Any]) -> dict[str, list[Any]]:
+    """Of an exported file's answer, which has the names of an ensemble's."""
+    answer: Any = SimpleNamespace(**found)
+    if "mean" in found:
+        return _number_columns(answer, record)
+    if record["task"] == "multilabel":
+        answer.labels = answer.probs > 0.5
+        return _label_columns(answer, record)
+    answer.label, answer.max_prob = answer.probs.argmax(-1), answer.probs.amax(-1)
+    return _class_columns(answer, record)
+
+
+COLUMNS: dict[type, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {
+    Prediction: _class_columns,
+    MultiLabel: _label_columns,
+    Regression: _number_columns,
+    dict: _file_columns,
+}
+"""What is written of each kind of answer."""
 
 
 def _class_names(classes: Sequence[str], outputs: int) -> list[str]:

@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """The commands by name."""
     from covey.cli import commands as simple
-    from covey.cli import compare, networks, reproduce, serve
+    from covey.cli import compare, deploy, networks, reproduce, serve
 
     return {
         "train": simple.train,
@@ -49,6 +49,7 @@ def commands() -> dict[str, Callable[[Sequence[str]], int]]:
         "evaluate": simple.evaluate,
         "predict": simple.predict,
         "serve": serve.serve,
+        "export": deploy.export,
         "methods": simple.methods,
         "networks": networks.networks,
         "data": simple.data,

@@ -22,7 +22,14 @@ from covey.version import __version__
 FORMAT = 1
 DIGITS = 6
 # what is too long for a file that is kept, and can be computed again from the runs' outputs
-LEFT_OUT = ("kinds", "disagreement_matrix")
+LEFT_OUT = (
+    "kinds",
+    "disagreement_matrix",
+    "normalised_disagreement_matrix",
+    "per_class",
+    "confused",
+    "confusion",
+)
 RESULTS = Record(
     {"planned": Whole(), "runs": Many(Record({"repeat": Whole(), "seconds": Maybe(Number(0, 1e12))}))}
 )

@@ -241,9 +241,13 @@ def headline(evaluation: Evaluation) -> str:
                 f"  {name:14} {value:.4f}" + (f"   members' mean {own:.4f}" if own is not None else "")
             )
     for name, value in evaluation.headline.items():
-        if name not in ensemble and value is not None and name in ("auroc", "fpr95", "disagreement"):
+        if name not in ensemble and value is not None and name in HEADLINE:
             lines.append(f"  {name:14} {value:.4f}")
     return "\n".join(lines)
+
+
+HEADLINE = ("auroc", "fpr95", "disagreement")
+"""What `headline` shows besides the scores of the answers themselves."""
 
 
 def told(evaluation: Evaluation) -> list[str]:

@@ -140,7 +140,8 @@ class Network:
 
     def made(self, record: Mapping[str, Any], *, loss: str) -> list[nn.Module]:
         """The networks for data with this record, without trained weights of another run."""
-        outputs = max(1, len(record["classes"]))
+        targets = record["target_normalisation"] or {"mean": ()}
+        outputs = max(1, len(record["classes"]), len(targets["mean"]))
         if record["task"] == "language":
             outputs = BYTES
         if record["task"] == "regression" and loss != "mse":
@@ -299,9 +300,13 @@ def is_table(source: str) -> bool:
     return Path(source).suffix in TABLES or source in _COLUMNS or source.startswith("uci/")
 
 
+USUAL = {"language": "lstm", "segmentation": "unet"}
+"""The network for a task that not every network can do."""
+
+
 def _usual(record: Mapping[str, Any]) -> str:
     """A small network that fits the data."""
-    if record["task"] == "language":
-        return "lstm"
+    if record["task"] in USUAL:
+        return USUAL[record["task"]]
     shape = record["shape"]
     return "convnet" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"

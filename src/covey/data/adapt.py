@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from covey.data.container import Data, Split, Task
+from covey.data.container import IGNORED, Data, Split, Task
 from covey.data.load import load
 from covey.data.sources import (
     NOTHING,
@@ -54,7 +54,7 @@ class _Wanted:
 def adapt(
     data: Any,
     *,
-    task: Literal["classification", "regression"] | None = None,
+    task: Literal["classification", "regression", "segmentation", "multilabel"] | None = None,
     classes: Sequence[str] | None = None,
     label: str | None = None,
     inputs: str | Sequence[str] | None = None,
@@ -74,8 +74,9 @@ def adapt(
             several; a dict of columns; a map-style torch `Dataset`, whose samples are read by number and never all
             held in memory; an `IterableDataset`; a `DataLoader`, whose batches are taken as they come; a Hugging Face
             `Dataset` or `DatasetDict`; the name of a known set, such as "digits"; or covey's own `Data`.
-        task: "classification" or "regression"; by default whole numbers and words are classes, and other numbers are
-            regressed on.
+        task: "classification"; "regression", of one number or several; "segmentation", a class for each pixel,
+            (N, H, W), where 255 does not count; or "multilabel", where several labels may be true, (N, L) of 0 and 1.
+            By default whole numbers and words are classes, and other numbers are regressed on.
         classes: the classes' names in the order of their numbers, which labels that are words need.
         label: the column of the answers, where samples are dicts; "labels", "label", "target", "targets" or "y" if
             None.
@@ -98,8 +99,8 @@ def adapt(
     >>> found.task, found.classes, len(found.train), len(found.validation)
     ('classification', ('0', '1', '2'), 15, 5)
     """
-    if task not in (None, "classification", "regression"):
-        raise OptionError(f"task is 'classification' or 'regression'; got {task!r}.")
+    if task is not None and task not in _TARGETS:
+        raise OptionError(f"task is one of {', '.join(map(repr, _TARGETS))}; got {task!r}.")
     if steps_per_epoch is not None and steps_per_epoch < 1:
         raise OptionError(f"steps_per_epoch is a whole number of at least 1; got {steps_per_epoch}.")
     if isinstance(data, str):
@@ -142,9 +143,9 @@ def _put_together(
     parts = {name: _part(part, f"the {name} data", wanted) for name, part in given.items()}
     names = _class_names(given, parts, wanted)
     task, why = _task(parts, names, wanted)
-    parts = {name: _targets_for(task, part, name) for name, part in parts.items()}
-    if task == "classification" and not names:
-        names = _counted_classes(parts)
+    parts = {name: _TARGETS[task](part, name) for name, part in parts.items()}
+    if not names and task in _COUNTED:
+        names = _COUNTED[task](parts)
     notes = [f"{task}, {why}"]
     rows, total = torch.arange(0), 0
     if "train" in parts and parts["train"].by_number:
@@ -335,18 +336,20 @@ def _some_targets(part: Split) -> Tensor:
     return part.read(torch.arange(min(2, len(part))))[1]
 
 
-def _targets_for(task: Task, part: Split, name: str) -> Split:
-    """The part with targets as its task has them, or a refusal."""
+def _numbers_of(part: Split, name: str) -> Split:
+    """The part with one number, or several, for each sample."""
     targets = _some_targets(part)
-    if task == "regression":
-        if targets.ndim != 1:
-            raise DataError(
-                f"the {name} data: targets of a regression are one number for each sample, (N,); got "
-                f"{tuple(targets.shape)}."
-            )
-        return (
-            part if targets.is_floating_point() or not part.in_memory else Split(part.inputs, targets.float())
+    if targets.ndim not in (1, 2):
+        raise DataError(
+            f"the {name} data: targets of a regression are one number for each sample, (N,), or several, (N, D); got "
+            f"{tuple(targets.shape)}."
         )
+    return part if targets.is_floating_point() or not part.in_memory else Split(part.inputs, targets.float())
+
+
+def _classes_of(part: Split, name: str) -> Split:
+    """The part with class numbers."""
+    targets = _some_targets(part)
     if targets.is_floating_point():
         if targets.ndim > 1 or not part.in_memory or bool((targets != targets.round()).any()):
             raise DataError(
@@ -355,6 +358,53 @@ def _targets_for(task: Task, part: Split, name: str) -> Split:
             )
         return Split(part.inputs, targets.long())
     return Split(part.inputs, targets.long()) if part.in_memory else part
+
+
+def _pixels_of(part: Split, name: str) -> Split:
+    """The part with a class for each pixel."""
+    targets = _some_targets(part)
+    if targets.is_floating_point() or (part.in_memory and targets.ndim != 3):
+        raise DataError(
+            f"the {name} data: classes of pixels are whole numbers, (N, H, W); got {targets.dtype} of shape "
+            f"{tuple(targets.shape)}."
+        )
+    return part
+
+
+def _truths_of(part: Split, name: str) -> Split:
+    """The part with 0 or 1 for each label of each sample."""
+    targets = _some_targets(part)
+    if targets.ndim != 2:
+        raise DataError(
+            f"the {name} data: labels of which several may be true have a column each, (N, L); got "
+            f"{tuple(targets.shape)}."
+        )
+    return part if targets.is_floating_point() or not part.in_memory else Split(part.inputs, targets.float())
+
+
+_TARGETS: dict[str, Callable[[Split, str], Split]] = {
+    "classification": _classes_of,
+    "regression": _numbers_of,
+    "segmentation": _pixels_of,
+    "multilabel": _truths_of,
+}
+"""How each task has its targets."""
+
+
+def _counted_pixels(parts: dict[str, Split]) -> tuple[str, ...]:
+    """As many classes as the pixels have, without those that do not count."""
+    counted = {}
+    for name, part in parts.items():
+        counted[name] = Split(part.inputs, part.targets.flatten()[part.targets.flatten() != IGNORED])
+    if not all(part.in_memory and len(part.targets) for part in counted.values()):
+        raise DataError("the classes of pixels are not in memory, or none counts: say classes=[...].")
+    return _counted_classes(counted)
+
+
+def _counted_labels(parts: dict[str, Split]) -> tuple[str, ...]:
+    """A name for each column of labels."""
+    labels = next(iter(parts.values())).targets.shape[1]
+    return tuple(f"label {k}" for k in range(labels))
 
 
 def _counted_classes(parts: dict[str, Split]) -> tuple[str, ...]:
@@ -372,11 +422,19 @@ def _counted_classes(parts: dict[str, Split]) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
+_COUNTED: dict[str, Callable[[dict[str, Split]], tuple[str, ...]]] = {
+    "classification": _counted_classes,
+    "segmentation": _counted_pixels,
+    "multilabel": _counted_labels,
+}
+"""How many classes or labels there are, where nobody names them."""
+
+
 def _with_class_weights(data: Data, given: Any) -> Data:
     if given is None:
         return data
-    if data.task == "regression":
-        raise OptionError("class_weight is for classes, and the data are for regression; leave it out.")
+    if data.task in ("regression", "multilabel"):
+        raise OptionError(f"class_weight is for classes, and the data are for {data.task}; leave it out.")
     if isinstance(given, str):
         if given != "balanced" or not data.train.in_memory:
             raise OptionError(

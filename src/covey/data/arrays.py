@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from covey.data.container import Split, Task
+from covey.data.container import IGNORED, Split, Task
 from covey.data.npy import read_npz
 from covey.data.raw import Raw, class_numbers
 from covey.errors import DataError
@@ -17,23 +18,17 @@ _NAMES = {"train": ("_train", ""), "validation": ("_val", "_validation"), "test"
 
 
 def read_arrays(path: Path, task: Task | None) -> Raw:
-    """Arrays of the user's own: inputs (N, D), (N, H, W) or (N, C, H, W), targets (N,)."""
+    """Arrays of the user's own: inputs (N, D), (N, H, W) or (N, C, H, W), targets (N,), (N, K) or (N, H, W)."""
     found = _pairs(path)
     labels = np.concatenate([y for _, y in found.values()])
-    why = "as asked for" if task else f"since y has dtype {labels.dtype}"
+    shape = "" if labels.ndim == 1 else f" and shape {labels.shape}"
+    why = "as asked for" if task else f"since y has dtype {labels.dtype}{shape}"
     if task is None:
-        task = "regression" if labels.dtype.kind == "f" else "classification"
+        task = _task_of(labels)
+    if task not in _TARGETS:
+        raise DataError(f"{path}: arrays cannot be read for task={task!r}; expected {', '.join(_TARGETS)}")
     notes = (f"target y: {task}, {why}",)
-    classes: tuple[str, ...] = ()
-    if task == "classification":
-        if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-            raise DataError(f"{path}: y has missing values (NaN); remove those rows")
-        targets, classes = class_numbers(labels)
-    else:
-        try:
-            targets = torch.from_numpy(labels.astype(np.float64))
-        except ValueError as error:
-            raise DataError(f"{path}: y holds {labels.dtype}, which cannot be regressed on") from error
+    targets, classes = _TARGETS[task](labels, path)
     sizes = [len(y) for _, y in found.values()]
     pieces = targets.split(sizes)
     first = next(iter(found.values()))[0]
@@ -52,6 +47,65 @@ def read_arrays(path: Path, task: Task | None) -> Raw:
     return Raw(parts, task, classes, notes=notes)
 
 
+def _task_of(labels: np.ndarray) -> Task:
+    """The task that targets look like: numbers of a regression, classes, classes of pixels, or several labels."""
+    if labels.dtype.kind == "f":
+        return "regression"
+    by_axes: dict[int, Task] = {1: "classification", 2: "multilabel", 3: "segmentation"}
+    return by_axes[labels.ndim]
+
+
+def _class_targets(labels: np.ndarray, path: Path) -> tuple[torch.Tensor, tuple[str, ...]]:
+    _check_axes(labels, path, "classification", (1,))
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise DataError(f"{path}: y has missing values (NaN); remove those rows")
+    return class_numbers(labels)
+
+
+def _number_targets(labels: np.ndarray, path: Path) -> tuple[torch.Tensor, tuple[str, ...]]:
+    _check_axes(labels, path, "regression", (1, 2))
+    try:
+        return torch.from_numpy(labels.astype(np.float64)), ()
+    except ValueError as error:
+        raise DataError(f"{path}: y holds {labels.dtype}, which cannot be regressed on") from error
+
+
+def _label_targets(labels: np.ndarray, path: Path) -> tuple[torch.Tensor, tuple[str, ...]]:
+    _check_axes(labels, path, "multilabel", (2,))
+    if labels.dtype.kind not in "biuf" or not np.isin(labels, (0, 1)).all():
+        raise DataError(f"{path}: labels of which several may be true are 0 or 1; y has other values")
+    names = tuple(f"label {k}" for k in range(labels.shape[1]))
+    return torch.from_numpy(labels.astype(np.float32)), names
+
+
+def _pixel_targets(labels: np.ndarray, path: Path) -> tuple[torch.Tensor, tuple[str, ...]]:
+    _check_axes(labels, path, "segmentation", (3,))
+    if labels.dtype.kind not in "biu" or labels.min() < 0 or labels.max() > IGNORED:
+        raise DataError(
+            f"{path}: classes of pixels are whole numbers from 0, and {IGNORED} for pixels that do not count; y has "
+            f"{labels.dtype} from {labels.min()} to {labels.max()}"
+        )
+    counted = labels[labels != IGNORED]
+    if not counted.size:
+        raise DataError(f"{path}: every pixel has the class {IGNORED}, which does not count")
+    names = tuple(f"class {k}" for k in range(int(counted.max()) + 1))
+    return torch.from_numpy(labels.astype(np.uint8)), names
+
+
+def _check_axes(labels: np.ndarray, path: Path, task: str, expected: tuple[int, ...]) -> None:
+    if labels.ndim not in expected:
+        raise DataError(f"{path}: y has shape {labels.shape}, which does not suit task={task!r}")
+
+
+_TARGETS: dict[str, Callable[[np.ndarray, Path], tuple[torch.Tensor, tuple[str, ...]]]] = {
+    "classification": _class_targets,
+    "regression": _number_targets,
+    "multilabel": _label_targets,
+    "segmentation": _pixel_targets,
+}
+"""How targets of each task are read."""
+
+
 def _pairs(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Inputs and targets of each part that the file has."""
     arrays = {name.lower(): array for name, array in read_npz(path).items()}
@@ -62,10 +116,11 @@ def _pairs(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
                 x, y = arrays[f"x{ending}"], arrays[f"y{ending}"]
                 check_numbers(x, f"x{ending}", path)
                 y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-                if y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+                pixels = y.ndim == 3 and x.ndim in (3, 4) and y.shape[1:] in (x.shape[-2:], x.shape[1:3])
+                if not (y.ndim in (1, 2) or pixels) or len(x) != len(y) or 0 in y.shape:
                     raise DataError(
-                        f"{path}: x{ending} is {x.shape} and y{ending} is {y.shape}; expected (N, ...) and "
-                        f"(N,)"
+                        f"{path}: x{ending} is {x.shape} and y{ending} is {y.shape}; expected (N, ...) and (N,), "
+                        "(N, K) for several targets, or (N, H, W) for a class of each pixel"
                     )
                 found[part] = (x, y)
     if "train" not in found:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from covey.data import keyed
-from covey.data.container import Data
+from covey.data.container import IGNORED, Data
 from covey.data.randaugment import rand_augment
 from covey.errors import OptionError
 from covey.seeds import random_state_kept, seed_of
@@ -73,6 +73,11 @@ class Augment:
         """Whether anything but mixup is asked for."""
         return bool(self.area or self.pad or self.flip or self.operations or self.cutout or self.cutmix)
 
+    @property
+    def moves_pixels(self) -> bool:
+        """Whether anything is asked for that a class of each pixel could not follow."""
+        return bool(self.area or self.operations or self.mixup or self.cutmix)
+
 
 def train_batch(
     data: Data, indices: Tensor, augment: Augment, *, seed: int, epoch: int, member: int | Tensor = 0
@@ -97,6 +102,11 @@ def train_batch(
         raise OptionError(
             f"area, pad, flip, operations, cutout and cutmix need images; these inputs have shape {data.shape}. "
             "Switch them off, or use mixup alone"
+        )
+    if data.task == "segmentation" and augment.moves_pixels:
+        raise OptionError(
+            "area, operations, mixup and cutmix would leave the classes of pixels behind; switch them off. pad and "
+            "flip move the classes too"
         )
     if (augment.mixup or augment.cutmix) and not (data.shape and data.train.by_number):
         raise OptionError(
@@ -136,6 +146,10 @@ def _augmented(data: Data, indices: Tensor, augment: Augment, keys: Keys) -> tup
         offsets = _whole(keyed.uniform(indices, (*keys, _CROP), 2), 2 * augment.pad + 1)
         mirror = (keyed.uniform(indices, (*keys, _FLIP))[:, 0] < 0.5) & augment.flip
         inputs = crop_and_flip(inputs, augment.pad, offsets, mirror)
+        if data.task == "segmentation":
+            # What the crop shows beyond the image has no class: there, and only there, the shifted mask is 0.
+            shifted = crop_and_flip(targets[:, None].short() + 1, augment.pad, offsets, mirror)[:, 0]
+            targets = torch.where(shifted > 0, shifted - 1, IGNORED).to(targets.dtype)
     if augment.operations:
         inputs = rand_augment(
             inputs, indices, (*keys, _RAND), augment.operations, augment.magnitude, augment.spread
@@ -243,7 +257,7 @@ def mix_targets(first: Tensor, second: Tensor, keep: Tensor, classes: int) -> Te
     """Targets of mixed samples: `keep` of the first and the rest of the second.
 
     Args:
-        first: (...,) class numbers, or the numbers of a regression.
+        first: (...,) class numbers, or (..., D) the numbers of a regression or labels that are 0 or 1.
         second: the partners', likewise.
         keep: (...,) share of the first, 0 to 1.
         classes: how many there are; 0 for regression.
@@ -254,7 +268,8 @@ def mix_targets(first: Tensor, second: Tensor, keep: Tensor, classes: int) -> Te
     >>> mix_targets(torch.tensor([0, 2]), torch.tensor([1, 2]), torch.tensor([0.75, 0.5]), 3).tolist()
     [[0.75, 0.25, 0.0], [0.0, 0.0, 1.0]]
     """
-    if not classes:
+    if not classes or first.is_floating_point():
+        keep = keep.view(keep.shape + (1,) * (first.ndim - keep.ndim))
         return (keep * first + (1 - keep) * second).float()
     keep = keep[..., None]
     return (keep * F.one_hot(first, classes) + (1 - keep) * F.one_hot(second, classes)).float()

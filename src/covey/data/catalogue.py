@@ -15,6 +15,7 @@ from covey.data.bundled import read_bundled_table, read_digits, read_fashion
 from covey.data.container import Task
 from covey.data.download import Remote
 from covey.data.raw import Raw
+from covey.data.shapes import read_shapes
 from covey.data.text import read_text
 
 
@@ -224,6 +225,10 @@ def _text(description: str, path: str, remote: Remote) -> Source:
 KNOWN: dict[str, Source] = {
     "digits": Source(
         "1,797 digits, 8 x 8 grey (scikit-learn's, no download)", lambda root, ask: read_digits()
+    ),
+    "shapes": Source(
+        "600 images, 32 x 32 colour, a class for each pixel: background, disc, square, triangle (drawn, no download)",
+        lambda root, ask: read_shapes(),
     ),
     "fashion-mnist-small": Source(
         "the first 3,000 + 2,000 images of Fashion-MNIST, 28 x 28 grey (comes with covey, no download)",

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from covey.tensors import rows_of
 
-Task = Literal["classification", "regression", "language"]
+Task = Literal["classification", "regression", "language", "segmentation", "multilabel"]
+
+IGNORED = 255
+"""The class of pixels that do not count, in training and in scores of a segmentation."""
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value to compare by
@@ -21,7 +24,8 @@ class Split:
     Args:
         inputs: images (N, C, H, W) uint8 or float, tables (N, D) float32, text (N, T) uint8 (a view of the
             bytes); or a tuple or dict of such tensors, where a network takes several.
-        targets: classes (N,) int64, numbers (N,) float32, or the next bytes (N, T) uint8.
+        targets: classes (N,) int64, numbers (N,) or (N, D) float32, the next bytes (N, T) uint8, classes of pixels
+            (N, H, W) uint8 (255: does not count), or which labels are true, (N, L) float32 of 0 and 1.
     """
 
     inputs: Any
@@ -77,8 +81,12 @@ class Normalisation:
         return images.to(torch.float32, copy=True).mul_(1 / (scale * std)).sub_(mean / std)
 
     def restore(self, values: Tensor) -> Tensor:
-        """Standardised numbers (N,) back in their own unit."""
-        return values * self.std[0] + self.mean[0]
+        """Standardised numbers back in their own unit: (..., D) of D targets, or of any shape if there is one."""
+        return values * self.scale(values) + torch.tensor(self.mean, device=values.device).to(values.dtype)
+
+    def scale(self, values: Tensor) -> Tensor:
+        """The standard deviations as a tensor like `values`, (D,)."""
+        return torch.tensor(self.std, device=values.device).to(values.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +99,7 @@ class Data:
         test: to be looked at last.
         ood: inputs from elsewhere by the name of their set; shaped like the others.
         task: what is to be predicted.
-        classes: names of the classes; empty for regression; the 256 bytes for text.
+        classes: names of the classes or labels; empty for regression; the 256 bytes for text.
         shape: of one input: (C, H, W), (D,) or (T,).
         normalisation: what `prepare` does to images. None for tables, which are standardised already.
         target_normalisation: regression targets are standardised; this leads back to their unit.
@@ -118,8 +126,13 @@ class Data:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a network has to answer with: one per class, or one for a regression."""
-        return len(self.classes) or 1
+        """How many numbers a network has to answer with: one per class or label, or per target of a regression."""
+        if self.classes:
+            return len(self.classes)
+        for split in (self.train, self.test):
+            if self.task == "regression" and split.targets.ndim == 2:
+                return split.targets.shape[1]
+        return 1
 
     def prepare(self, inputs: Any) -> Any:
         """Inputs as a network takes them: images normalised, bytes as int64, tables as they are."""

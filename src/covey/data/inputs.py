@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.data import pictures, table, tokens
 from covey.data.arrays import as_images, check_numbers
 from covey.data.columns import encode
-from covey.data.container import Normalisation
+from covey.data.container import Normalisation, Task
 from covey.data.npy import read_npy, read_npz
 from covey.data.raw import check_file
 from covey.errors import DataError, StoreError
@@ -42,7 +42,7 @@ _COLUMN = Kinds(
 )
 RECORD = Record(
     {
-        "task": Word(("classification", "regression", "language")),
+        "task": Word(get_args(Task)),
         "classes": Many(Word()),
         "shape": Many(Whole(1), least=1, most=8),
         "columns": Many(_COLUMN),
@@ -57,7 +57,9 @@ def check_record(record: Mapping[str, Any], source: str) -> None:
     """Refuse a stored record that is not `Data.record`, or contradicts itself."""
     check(record, RECORD, source)
     channels = record["shape"][0] if len(record["shape"]) == 3 else None
-    for name, count in (("normalisation", channels), ("target_normalisation", 1)):
+    targets = record["target_normalisation"]
+    columns = max(1, len(targets["mean"])) if targets is not None else 1
+    for name, count in (("normalisation", channels), ("target_normalisation", columns)):
         scale = record[name]
         if scale is not None and not len(scale["mean"]) == len(scale["std"]) == count:
             raise StoreError(

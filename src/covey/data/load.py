@@ -53,8 +53,9 @@ def load(
         root: where known sets are kept; $COVEY_DATA if not given, else ~/.cache/covey/data.
         seed: fixes the splits.
         target: tables: the column that is to be predicted.
-        task: "classification" or "regression", where it should not be found out from the targets; "language"
-            for a text whose file name does not tell.
+        task: "classification", "regression", "segmentation" (a class for each pixel) or "multilabel" (several labels
+            may be true), where it should not be found out from the targets; "language" for a text whose file name does
+            not tell.
         validation: share of the training part that is held back to choose by, where the source has no
             validation part of its own. 0.1 if not given; 0.05 for text; 0 for none.
         test: share that is held back for the test, where the source has no test part. 0.2 if not given; 0.05
@@ -118,7 +119,7 @@ def load(
     record = {
         "source": name,
         "task": raw.task,
-        "classes": list(raw.classes) if raw.task == "classification" else [],
+        "classes": [] if raw.task == "language" else list(raw.classes),
         "shape": list(shape),
         "seed": seed,
         "counts": {part: len(s) for part, s in parts.items()},
@@ -219,11 +220,18 @@ def _standardised_targets(
     if task != "regression":
         return parts, None
     known = parts["train"].targets.double()
-    scale = Normalisation((float(known.mean()),), (float(known.std(correction=0)) or 1.0,))
-    return {
-        part: Split(s.inputs, ((s.targets.double() - scale.mean[0]) / scale.std[0]).float())
-        for part, s in parts.items()
-    }, scale
+    columns = known[:, None] if known.ndim == 1 else known
+    mean, std = columns.mean(0), columns.std(0, correction=0)
+    std = torch.where(std > 0, std, 1.0)
+    found = {}
+    for part, split in parts.items():
+        values = (
+            (split.targets.double() - mean) / std
+            if known.ndim > 1
+            else (split.targets.double() - mean[0]) / std[0]
+        )
+        found[part] = Split(split.inputs, values.float())
+    return found, Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
 def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None:

@@ -68,9 +68,8 @@ def check_targets(raw: Raw, source: str) -> Raw:
             f"two"
         )
     if raw.task == "regression" and bool((targets == targets[0]).all()):
-        raise DataError(
-            f"{source}: the target is constant, {float(targets[0])} in every row; choose another target"
-        )
+        value = targets[0].tolist()
+        raise DataError(f"{source}: the target is constant, {value} in every row; choose another target")
     return raw
 
 

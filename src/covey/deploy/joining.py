@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from covey.combine import Prediction, Regression, answer
+from covey.combine import Answer, MultiLabel, Prediction, answer
 from covey.deploy.constants import Constants
 from covey.deploy.drawing import Draws, unpaired
 from covey.deploy.tracing import Example, inlined, quiet, trace
@@ -164,7 +164,7 @@ class _Answer(nn.Module):
         return named(answer(outputs, *self.how))
 
 
-def named(found: Prediction | Regression) -> dict[str, Tensor]:
+def named(found: Answer) -> dict[str, Tensor]:
     """An answer as the tensors that a deployed ensemble gives, by name."""
     if isinstance(found, Prediction):
         results = {
@@ -175,6 +175,13 @@ def named(found: Prediction | Regression) -> dict[str, Tensor]:
         if found.conformal is not None:
             results["sets"] = found.sets
         return {**results, "member_logits": found.logits}
+    if isinstance(found, MultiLabel):
+        return {
+            "probs": found.probs,
+            "entropy": found.entropy,
+            "mutual_information": found.mutual_information,
+            "member_logits": found.logits,
+        }
     results = {
         "mean": found.mean,
         "std": found.std,
@@ -184,6 +191,8 @@ def named(found: Prediction | Regression) -> dict[str, Tensor]:
     }
     if found.member_variance is not None:
         results["member_variance"] = found.member_variance
+    if found.conformal is not None:
+        results["low"], results["high"] = found.low, found.high
     return results
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.combine import Prediction, Regression, class_axis
+from covey.combine import Answer, MultiLabel, Regression, class_axis
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
 from covey.extras import explained
@@ -136,10 +136,12 @@ class EnsembleModel(nn.Module):
         count = (labels != self.ignore_index).sum()
         return loss * (count / torch.as_tensor(items, device=loss.device).clamp_min(1))
 
-    def _combined(self, outputs: Tensor, found: Prediction | Regression) -> Tensor:
+    def _combined(self, outputs: Tensor, found: Answer) -> Tensor:
         """One answer, with the classes last."""
         if isinstance(found, Regression):
             return found.mean
+        if isinstance(found, MultiLabel):
+            return found.log_odds
         if self.loss != "binary":
             return found.log_probs
         # the mean over members of each label's own probability, as a logit; log M is in both and falls out
@@ -147,7 +149,7 @@ class EnsembleModel(nn.Module):
         no = torch.logsumexp(F.logsigmoid(-found.logits), 0)
         return yes - no
 
-    def _answers_loss(self, found: Prediction | Regression, logits: Tensor, labels: Tensor) -> Tensor:
+    def _answers_loss(self, found: Answer, logits: Tensor, labels: Tensor) -> Tensor:
         if isinstance(found, Regression) and found.member_variance is not None:
             goal = labels.reshape(logits.shape).to(logits.dtype)
             return F.gaussian_nll_loss(found.mean, goal, found.variance, full=True)

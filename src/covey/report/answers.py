@@ -1,7 +1,9 @@
 """The report's opening: which method to take for which purpose, at which cost, and how sure that is.
 
 A method is taken if no cheaper one is within noise of the best. Noise is judged by a paired t-test over seeds.
-Few seeds let large differences pass for noise, so then the answer is that nothing is decided.
+Few seeds let large differences pass for noise, so then the answer is that nothing is decided, and how many seeds would
+decide: the least number at which the paired t-test at 5 % has a power of 80 %, if the differences between seeds go on
+with the mean and the deviation that they have so far.
 """
 
 from __future__ import annotations
@@ -9,16 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from covey.extras import load
 from covey.scores.cost import Cost
-from covey.scores.statistics import Comparison, Summary
+from covey.scores.statistics import ROUNDING, Comparison, Summary
 
 from .results import MethodRuns, Results
 from .table import COSTS, SCORES, Column, best, times, verdict, written
 
 GOALS = (
-    ("For accuracy", ("accuracy", "rmse", "bits_per_character")),
+    ("For accuracy", ("miou", "mean_ap", "accuracy", "rmse", "bits_per_character")),
     ("For calibration", ("nll", "gaussian_nll")),
     ("For detecting out-of-distribution inputs", ("auroc",)),
     ("For robustness to corruption", ("mean_corruption_error",)),
@@ -31,8 +34,16 @@ PRICES = (("stored", "parameters"), ("multiply_adds", "multiply-adds"), ("latenc
 ENOUGH_SEEDS = 5
 """From so many on, a difference within noise is taken for none."""
 
+TOO_FEW_SEEDS = 2
+"""So few never decide against the best mean, however small the difference is."""
+
 MOST_SEEDS = 20
 """A difference that needs more seeds than this to show is too small to wait for."""
+
+POWER = 0.8
+"""The chance of finding a difference that is there, at which seeds are enough."""
+
+NUMBERS = {2: "two", 3: "three", 4: "four"}
 
 UNSTEADY = 0.3
 """Above this share of the median between quartiles, times say more of the machine than of the method."""
@@ -42,7 +53,7 @@ UNSTEADY = 0.3
 class Answer:
     """One purpose: the method to take, the evidence, the cost and how sure it is.
 
-    Where the seeds are too few to choose, `decided` is False and `method` says "Undecided".
+    Where the seeds are too few to choose, `decided` is False and `method` says "Undecided: ...".
     """
 
     purpose: str
@@ -80,9 +91,9 @@ def _answer(results: Results, purpose: str, column: Column) -> Answer:
         if verdict(results, method, top, column) == "within noise":
             close.append(method)
     taken = _cheapest(results, top, close, column)
-    needed = _seeds_needed(results, top, taken, column)
-    if needed is not None:
-        return _undecided(results, purpose, top, taken, column, needed)
+    comparison = None if taken is top else results.against(top, taken, column.key)
+    if comparison is not None and _too_early(comparison):
+        return _undecided(results, purpose, top, taken, column, comparison)
     evidence = [_evidence(results, taken, column)]
     if taken is not top:
         mean = _value(top, column)
@@ -111,45 +122,64 @@ def _cheapest(results: Results, top: MethodRuns, close: Sequence[MethodRuns], co
     return taken
 
 
-def _seeds_needed(results: Results, top: MethodRuns, taken: MethodRuns, column: Column) -> int | None:
-    """How many seeds would tell the best from the cheaper one that was taken, None where waiting is not worth it.
+def _too_early(comparison: Comparison) -> bool:
+    """Whether there are too few seeds to take the cheaper of two methods that are within noise of each other."""
+    if comparison.p is None or not comparison.difference or comparison.seeds >= ENOUGH_SEEDS:
+        return False
+    return comparison.seeds <= TOO_FEW_SEEDS or seeds_needed(comparison) is not None
 
-    That is the first number at which the same difference, with the same deviation, has p < 0.05.
+
+def seeds_needed(comparison: Comparison, most: int = MOST_SEEDS) -> int | None:
+    """How many seeds would show a difference, None if more than `most`.
+
+    That is the least number of pairs at which a two-sided paired t-test at 5 % has a power of 80 %, if the mean and the
+    standard deviation of the pairs' differences are those seen so far.
     """
-    if taken is top:
+    if comparison.low is None or comparison.high is None or not comparison.difference:
         return None
-    comparison = results.against(top, taken, column.key)
-    if comparison is None or comparison.low is None or comparison.high is None:
-        return None
-    if comparison.seeds >= ENOUGH_SEEDS or not comparison.difference:
-        return None
-    t = load("scipy.stats").t
-
+    stats = load("scipy.stats")
     reach = (comparison.high - comparison.low) / 2
-    deviation = reach * math.sqrt(comparison.seeds) / t.ppf(0.975, comparison.seeds - 1)
-    for seeds in range(comparison.seeds + 1, MOST_SEEDS + 1):
-        smallest = t.ppf(0.975, seeds - 1) * deviation / math.sqrt(seeds)
-        if smallest < abs(comparison.difference):
+    deviation = reach * math.sqrt(comparison.seeds) / stats.t.ppf(0.975, comparison.seeds - 1)
+    for seeds in range(2, most + 1):
+        if _power(stats, abs(comparison.difference), deviation, seeds) >= POWER:
             return seeds
     return None
 
 
+def _power(stats: Any, difference: float, deviation: float, seeds: int) -> float:
+    """The chance that a paired t-test at 5 % finds a true difference with so many seeds."""
+    if deviation <= ROUNDING * difference:
+        return 1.0
+    freedom = seeds - 1
+    threshold = stats.t.ppf(0.975, freedom)
+    shift = difference / deviation * math.sqrt(seeds)
+    # The share of the noncentral t distribution outside the threshold, on the side of the difference: the other side
+    # has next to none of it.
+    return float(stats.nct.sf(threshold, freedom, shift))
+
+
 def _undecided(
-    results: Results, purpose: str, top: MethodRuns, cheap: MethodRuns, column: Column, needed: int
+    results: Results,
+    purpose: str,
+    top: MethodRuns,
+    cheap: MethodRuns,
+    column: Column,
+    comparison: Comparison,
 ) -> Answer:
-    """The best mean is far ahead of a cheaper method, but with so few seeds that may be chance."""
-    comparison = results.against(top, cheap, column.key)
-    assert comparison is not None
+    """The best mean is ahead of a cheaper method, but with so few seeds that may be chance."""
     evidence = (
         f"{column.title} {_value(top, column)} for {top.name}, {_value(cheap, column)} for {cheap.name}"
     )
+    needed = seeds_needed(comparison)
+    many = f"more than {MOST_SEEDS}" if needed is None else f"about {needed}"
     return Answer(
         purpose,
-        "Undecided",
+        f"Undecided: {NUMBERS[comparison.seeds]} seeds cannot tell",
         evidence,
         f"{top.name}: {_cost(results, top)}",
-        f"{top.name} minus {cheap.name}: {_difference(comparison, column)}, as far as {comparison.seeds} seeds can "
-        f"tell. If difference and deviation stay as they are, {needed} seeds would decide.",
+        f"{top.name} minus {cheap.name}: {_difference(comparison, column)}. {many.capitalize()} seeds would tell: so "
+        f"many give a paired t-test at 5 % a power of {100 * POWER:.0f} %, if mean and deviation of the differences "
+        "stay as they are.",
         decided=False,
     )
 
@@ -261,11 +291,11 @@ def _costs(method: MethodRuns) -> list[Cost]:
 
 
 def _cost(results: Results, method: MethodRuns) -> str:
-    """What a method costs against the baseline; the one method of a report, on its own."""
-    if results.alone:
-        return _own_cost(method)
-    if method.name == results.baseline.name:
-        return "The baseline itself: nothing more to pay."
+    """What a method costs against the single network; what is itself compared with, on its own."""
+    reference = results.reference
+    if results.alone or method.name == reference.name:
+        own = _own_cost(method)
+        return f"That of a single network. {own}" if method.members == 1 else own
     parts = []
     for key, word in PRICES:
         ratio = results.ratio(method, key)
@@ -273,7 +303,7 @@ def _cost(results: Results, method: MethodRuns) -> str:
             parts.append(f"{times(ratio)} the {word}")
     if not parts:
         return "Cost was not measured."
-    return f"{', '.join(parts)} of {results.baseline.name}."
+    return f"{', '.join(parts)} of {reference.name} in the same comparison."
 
 
 def _own_cost(method: MethodRuns) -> str:

@@ -9,7 +9,7 @@ from covey.tables import text_table
 from .results import MethodRuns, Results, Run, gather
 from .table import SCORES, Column, shown, times, verdict, written
 
-MAIN = ("accuracy", "rmse", "gaussian_nll", "bits_per_character", "nll", "ece", "auroc")
+MAIN = ("miou", "mean_ap", "accuracy", "rmse", "gaussian_nll", "bits_per_character", "nll", "ece", "auroc")
 """The scores that are shown; the report has them all."""
 
 GAINS = ("nll", "gaussian_nll", "bits_per_character")
@@ -46,12 +46,12 @@ def _table(results: Results) -> str:
         for column in columns:
             row.append(_score(results, method, column))
         for key, _ in costs:
-            ratio = 1.0 if method.name == results.baseline.name else results.ratio(method, key)
+            ratio = 1.0 if method.name == results.reference.name else results.ratio(method, key)
             row.append("" if ratio is None else times(ratio))
         rows.append(row)
     table = text_table(headings, rows, right=headings[1:])
     if costs and not results.alone:
-        base = results.baseline.name
+        base = results.reference.name
         table += (
             f"\nsize: parameters and buffers stored, work: multiply-adds of an answer, both over {base}'s"
         )
@@ -107,7 +107,11 @@ def _gain(results: Results, method: MethodRuns, column: Column) -> str:
         ratio = results.ratio(method, key)
         if ratio is not None:
             prices.append(f"{times(ratio)} the {word}")
-    return f"{text}, for {' and '.join(prices)}" if prices else text
+    if not prices:
+        return text
+    reference = results.reference.name
+    of_what = "" if reference == base.name else f" of {reference}"
+    return f"{text}, for {' and '.join(prices)}{of_what}"
 
 
 def _mean(method: MethodRuns, column: Column) -> float:

@@ -95,6 +95,7 @@ def ood(results: Results) -> list[Table]:
 
 DIVERSITY_HEADS = (
     "Method",
+    "Disagreement",
     "Disagreement over error",
     "Error correlation",
     "Ambiguity",
@@ -116,8 +117,8 @@ def diversity(results: Results) -> list[Table]:
 
 def _diversity_row(name: str, found: Sequence[dict[str, Any]]) -> list[str]:
     row = [name]
-    for key in ("disagreement", "error_correlation", "ambiguity"):
-        values = [scores[key] for scores in found]
+    for key in ("disagreement", "normalised_disagreement", "error_correlation", "ambiguity"):
+        values = [scores.get(key) for scores in found]
         row.append(_mean(values, 1, 3))
     by_set = []
     for which in found[0]["mutual_information"]:
@@ -125,6 +126,118 @@ def _diversity_row(name: str, found: Sequence[dict[str, Any]]) -> list[str]:
         by_set.append(f"{which} {_mean(values, 1, 3)}")
     row.append(", ".join(by_set))
     return row
+
+
+MOST_CLASSES = 60
+"""Rows of the table of classes; of more, those of the least recall are shown."""
+
+
+def classes(results: Results) -> list[Table]:
+    """Recall and precision of each class, and the pairs of classes that are mistaken most."""
+    return [*_per_class(results), *_confused(results), *_per_label(results)]
+
+
+def _per_label(results: Results) -> list[Table]:
+    """AUROC and average precision of each label, where several may be true."""
+    methods = [method for method in results.methods if "per_label" in _scores(method)[0]]
+    rows = []
+    for place, name in enumerate(class_names(methods[0]) if methods else ()):
+        row = [name]
+        for method in methods:
+            each = [scores["per_label"] for scores in _scores(method) if "per_label" in scores]
+            cells = []
+            for score, scale in (("auroc", 100), ("ap", 100), ("ece", 100)):
+                values = [found[score][place] for found in each if place < len(found[score])]
+                cells.append(_mean(values, scale, 1))
+            row.append(" / ".join(cells))
+        rows.append(row)
+    heads = ["Label", *(method.name for method in methods)]
+    return (
+        [Table("AUROC / average precision / ECE in % by label, mean over seeds", heads, rows)] if rows else []
+    )
+
+
+INTERVAL_HEADS = ("Method", "Kind", "Coverage, %", "Mean width", "Interval score")
+
+
+def intervals(results: Results) -> list[Table]:
+    """Conformal intervals that should hold 90 % of the targets."""
+    rows = []
+    for method in results.methods:
+        for kind in ("absolute", "normalised"):
+            found = [scores.get("calibration", {}).get(kind) for scores in _scores(method)]
+            known = [each for each in found if each is not None and "width" in each]
+            if known:
+                row = [method.name, kind, _mean([each["coverage"] for each in known], 100, 1)]
+                row += [_mean([each[key] for each in known], 1, 4) for key in ("width", "interval_score")]
+                rows.append(row)
+    caption = (
+        "Conformal intervals fitted on validation data to hold 90 % of the targets: equally wide, or by the ensemble's "
+        "deviation; means over seeds. A lower interval score is better"
+    )
+    return [Table(caption, INTERVAL_HEADS, rows)] if rows else []
+
+
+def _per_class(results: Results) -> list[Table]:
+    scored = [
+        method for method in results.methods if all("per_class" in scores for scores in _scores(method))
+    ]
+    if not scored:
+        return []
+    names = class_names(scored[0])
+    methods = [method for method in scored if len(class_names(method)) == len(names)]
+    recalls = [_class_means(method, "recall") for method in methods]
+    shown_scores, words = ["recall", "precision"], ["Recall", "precision"]
+    if results.task == "segmentation":
+        shown_scores, words = [*shown_scores, "iou"], [*words, "IoU"]
+    order = sorted(range(len(names)), key=lambda place: recalls[0][place] or 0.0)
+    shown = sorted(order[:MOST_CLASSES])
+    rows = []
+    for place in shown:
+        row = [names[place], str(_scores(methods[0])[0]["per_class"]["samples"][place])]
+        for method in methods:
+            cells = [_mean([_class_means(method, score)[place]], 100, 1) for score in shown_scores]
+            row.append(" / ".join(cells))
+        rows.append(row)
+    caption = f"{' / '.join(words)} in % by class, mean over seeds"
+    if len(names) > len(shown):
+        caption += f"; the {len(shown)} classes of least recall, of {len(names)}"
+    return [Table(caption, ["Class", "Samples", *(method.name for method in methods)], rows)]
+
+
+def _class_means(method: MethodRuns, score: str) -> list[float | None]:
+    """A score of each class, mean over the seeds where it is defined."""
+    by_seed = [scores["per_class"].get(score, []) for scores in _scores(method)]
+    means: list[float | None] = []
+    for values in zip(*by_seed, strict=False):
+        known = [value for value in values if value is not None]
+        means.append(fmean(known) if known else None)
+    return means
+
+
+def _confused(results: Results) -> list[Table]:
+    rows = []
+    for method in results.methods:
+        names = class_names(method)
+        first = _scores(method)[0]
+        samples = method.runs[0].evaluation.about["samples"]
+        for pair in first.get("confused", ())[:MOST_PAIRS]:
+            share = 100 * pair["count"] / samples
+            told = f"{pair['count']} ({share:.2f} %)"
+            rows.append([method.name, names[pair["label"]], names[pair["predicted"]], told])
+    heads = ["Method", "Class", "Taken for", "Samples"]
+    return [Table("The most frequent mistakes of each method's first seed", heads, rows)] if rows else []
+
+
+MOST_PAIRS = 5
+"""Pairs of classes shown for each method."""
+
+
+def class_names(method: MethodRuns) -> list[str]:
+    """A name for each output; classes without one are numbered."""
+    about = method.runs[0].evaluation.about
+    names = [str(name) for name in about["classes"][: about["outputs"]]]
+    return names + [f"class {k}" for k in range(len(names), about["outputs"])]
 
 
 def _scores(method: MethodRuns) -> list[dict[str, Any]]:

@@ -5,12 +5,14 @@ Every function returns finished figures, none where the runs lack what it shows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from covey.extras import load
 
+from .evidence import class_names
 from .results import MethodRuns, Results
 from .style import INK, PAPER, SIZE, SOFT, Figure, Look, Looks, blank, finish, label, slug, styled
 
@@ -141,7 +143,7 @@ def disagreement(results: Results, looks: Looks) -> list[Figure]:
 def _mean_matrix(method: MethodRuns) -> np.ndarray | None:
     arrays = []
     for run in method.runs:
-        found = run.evaluation.scores["diversity"].get("disagreement_matrix")
+        found = run.evaluation.scores["diversity"].get("normalised_disagreement_matrix")
         if found is not None:
             arrays.append(np.array(found, dtype=float))
     return np.mean(arrays, axis=0) if arrays else None
@@ -170,6 +172,71 @@ def _matrix(name: str, matrix: np.ndarray, top: float) -> Figure:
         f"{float(masked.max()):.2f}, mean {float(masked.mean()):.2f}."
     )
     return finish(figure, f"disagreement-{slug(name)}", name, alt)
+
+
+MOST_NAMED = 16
+"""Classes whose names stand beside a matrix; of more, the numbers do."""
+
+
+def confusions(results: Results) -> list[Figure]:
+    """Which classes are taken for which, a matrix per method, as shares of the class over all seeds."""
+    found = []
+    for method in results.methods:
+        stored = [run.evaluation.scores.get("confusion") for run in method.runs]
+        counts = [np.array(matrix, dtype=float) for matrix in stored if matrix is not None]
+        if counts:
+            found.append(_confusion(method.name, np.sum(counts, axis=0), class_names(method)))
+    return found
+
+
+def _confusion(method: str, counts: np.ndarray, names: Sequence[str]) -> Figure:
+    classes = len(names)
+    samples = counts.sum(1, keepdims=True)
+    shares = np.divide(100 * counts, samples, out=np.zeros_like(counts), where=samples > 0)
+    wrong = np.where(np.eye(classes, dtype=bool), 0.0, shares)
+    top = max(1.0, float(wrong.max()))
+    figure, axes = blank((SIZE[0], SIZE[0]))
+    # The colours show mistakes alone: beside shares of 90 % on the diagonal nobody would see them.
+    shown = np.ma.masked_array(shares, np.eye(classes, dtype=bool))
+    mesh = axes.pcolormesh(shown, cmap="cividis", vmin=0, vmax=top, edgecolors="none", rasterized=False)
+    if classes <= MOST_WRITTEN:
+        _write_shares(axes, shares, top)
+    ticks = np.arange(classes) + 0.5
+    axes.set(xticks=ticks, yticks=ticks, aspect="equal", xlabel="Answer", ylabel="Class")
+    words = (
+        [label(name)[:12] for name in names] if classes <= MOST_NAMED else [str(k) for k in range(classes)]
+    )
+    axes.set_xticklabels(words, rotation=90, size=6)
+    axes.set_yticklabels(words, size=6)
+    axes.invert_yaxis()
+    axes.grid(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    _colour_bar(figure, axes, mesh, shrink=0.7, label="% of the class")
+    axes.set_title(label(method), loc="left")
+    row, column = divmod(int(wrong.argmax()), classes)
+    alt = (
+        f"Confusion matrix of {method}: most often, {names[row]} is taken for {names[column]}, "
+        f"{wrong[row, column]:.1f} % of the class."
+    )
+    return finish(figure, f"confusion-{slug(method)}", f"{method}: confusion", alt)
+
+
+def _write_shares(axes: Any, shares: np.ndarray, top: float) -> None:
+    """Each share in its square; those on the diagonal, which has no colour, in the page's ink."""
+    for (row, column), share in np.ndenumerate(shares):
+        if share < 0.05:
+            continue
+        colour = "#ffffff" if share < 0.55 * top else "#000000"
+        axes.text(
+            column + 0.5,
+            row + 0.5,
+            f"{share:.0f}" if share >= 9.95 else f"{share:.1f}",
+            ha="center",
+            va="center",
+            color=INK if row == column else colour,
+            size=5.5,
+        )
 
 
 def _write_numbers(axes: Any, masked: np.ma.MaskedArray, top: float) -> None:

@@ -11,12 +11,15 @@ from .results import Results
 from .style import PAPER, SOFT, Figure, Looks, blank, finish, label
 from .table import COSTS, SCORES, Column
 
+QUALITY = ("miou", "mean_ap", "accuracy", "rmse", "bits_per_character")
+"""Scores of how good answers are; the first that the runs have is drawn."""
+
 RATIO_TICKS = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A method's cost over the baseline's, and its mean score with its spread over seeds."""
+    """A method's cost over the reference's, and its mean score with its spread over seeds."""
 
     method: str
     cost: float
@@ -26,7 +29,7 @@ class Point:
 
 def fronts(results: Results, looks: Looks) -> list[Figure]:
     """One figure for each pair of a score and a cost that the runs have."""
-    quality = _first_column(results, ("accuracy", "rmse", "bits_per_character"))
+    quality = _first_column(results, QUALITY)
     likelihood = _first_column(results, ("nll", "gaussian_nll"))
     costs = {column.key: column for column in COSTS}
     figures = []
@@ -82,10 +85,11 @@ def _front(results: Results, looks: Looks, points: list[Point], score: Column, c
     title = f"{score.title} against {cost.title.lower()}"
     axes.margins(0.16, 0.2)
     axes.legend(loc="best")
-    axes.set_xlabel(f"{cost.title} relative to {label(results.baseline.name)}")
+    axes.set_xlabel(f"{cost.title} relative to {label(results.reference.name)}")
     axes.set_ylabel(_with_unit(score))
     axes.set_title(title, loc="left")
-    return finish(figure, f"front-{score.key}-{cost.key}", title, _alt(points, score, cost))
+    alt = _alt(points, score, cost, results.reference.name)
+    return finish(figure, f"front-{score.key}-{cost.key}", title, alt)
 
 
 def _points(results: Results, score: Column, cost: Column) -> list[Point]:
@@ -126,11 +130,11 @@ def _scale_costs(axes: Any, points: list[Point]) -> None:
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}\u00d7"))
 
 
-def _alt(points: list[Point], score: Column, cost: Column) -> str:
+def _alt(points: list[Point], score: Column, cost: Column, reference: str) -> str:
     told = []
     for point in points:
         told.append(f"{point.method}: {point.score:.4g} at {point.cost:.2f} times")
-    what = f"{_with_unit(score)} of each method against its {cost.title.lower()} over the baseline's"
+    what = f"{_with_unit(score)} of each method against its {cost.title.lower()} over that of {reference}"
     return f"{what}. {'; '.join(told)}."
 
 

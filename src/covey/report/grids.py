@@ -98,10 +98,9 @@ def _cost_grid(results: Results, marks: str) -> Grid:
         members = Cell(str(method.members), method.members)
         costs = [_cost_cell(results, method, column) for column in columns]
         rows.append(Row(method.name, [members, *costs]))
-    base = results.baseline.name
-    caption = f"Cost, and {marks} its ratio to {base} and (deep) to a deep ensemble of as many members."
-    if results.alone:
-        caption = "Cost"
+    caption = "Cost"
+    if not results.alone:
+        caption = f"Cost, and {marks} its ratio to that of {results.reference.name}."
     return Grid("Cost", "Cost", caption, [MEMBERS, *columns], rows)
 
 
@@ -109,12 +108,7 @@ def _cost_cell(results: Results, method: MethodRuns, column: Column) -> Cell:
     value = method.summary(column.key)
     if value is None:
         return Cell(MISSING, None)
-    words = []
     ratio = results.ratio(method, column.key)
-    if ratio is not None:
-        words.append(times(ratio))
-    deep = results.deep_ratio(method, column.key)
-    if deep is not None:
-        words.append(f"deep {times(deep)}")
+    mark = "" if ratio is None else times(ratio)
     text = f"{written(column, value)} {column.unit}".strip()
-    return Cell(text, value.mean, ", ".join(words))
+    return Cell(text, value.mean, mark)

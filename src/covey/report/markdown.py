@@ -123,9 +123,11 @@ def _lines(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) ->
 def _pictures(group: Pictures) -> str:
     told = []
     for example in group.examples:
-        told.append(
-            f"sample {example.index} ({example.label}, predicted {example.predicted}, {example.percent} %)"
-        )
+        if example.told:
+            told.append(f"image {example.index} ({example.told})")
+            continue
+        known = f"{example.label}, " if example.label else ""
+        told.append(f"sample {example.index} ({known}predicted {example.predicted}, {example.percent} %)")
     return escape(f"{group.title}: {', '.join(told)}.")
 
 

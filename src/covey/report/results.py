@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from covey.errors import EvaluationError, suggest
@@ -117,29 +116,25 @@ class Results:
             return None
         return compare(this, that)
 
+    @property
+    def reference(self) -> MethodRuns:
+        """What all costs are compared with: a single network if there is one, else the baseline."""
+        for method in (self.baseline, *self.methods):
+            if method.members == 1:
+                return method
+        return self.baseline
+
     def ratio(self, method: MethodRuns, key: str) -> float | None:
-        """A cost over the baseline's."""
+        """A cost over the reference's, over the seeds that both have."""
         if self.alone:
             return None
-        own = method.summary(key)
-        base = self.baseline.summary(key)
-        if own is None or base is None or not base.mean:
+        own = method.values(key)
+        base = self.reference.values(key)
+        shared = own.keys() & base.keys()
+        total = sum(base[seed] for seed in shared)
+        if not total:
             return None
-        return own.mean / base.mean
-
-    def deep_ratio(self, method: MethodRuns, key: str) -> float | None:
-        """A cost over that of a deep ensemble of as many members, if the baseline is a single network."""
-        if self.baseline.members != 1 or method.name == self.baseline.name:
-            return None
-        single = self.baseline.runs[0].cost
-        ratios = []
-        for run in method.runs:
-            if run.cost is None or single is None:
-                continue
-            of_run = run.cost.ratios(single)
-            if key in of_run:
-                ratios.append(of_run[key]["deep_ensemble"])
-        return fmean(ratios) if ratios else None
+        return sum(own[seed] for seed in shared) / total
 
 
 def gather(runs: Sequence[Run], baseline: str | None = None) -> Results:

@@ -10,7 +10,7 @@ from typing import Any
 from . import curves, evidence, figures
 from .evidence import Table
 from .fronts import fronts
-from .pictures import Pictures, pictures
+from .pictures import Pictures, examples
 from .results import MethodRuns, Results
 from .style import Figure, Looks, styled
 
@@ -44,7 +44,15 @@ LANDSCAPE = (
     "plane through three."
 )
 TRAINING = "What training recorded; mean over seeds, band of one standard deviation."
-EXAMPLES = "By the entropy of the prediction, for the first seed of each method."
+CLASSES = (
+    "Which classes are answered well. Colours in a confusion matrix show the mistakes: the share of a class (row) that "
+    "is taken for another (column); right answers stand on the diagonal."
+)
+EXAMPLES = (
+    "For the first seed of each method: the samples of least and of most predictive entropy, the wrong answers given "
+    "with most confidence, and the out-of-distribution inputs that look most like known ones. Maps show an image, the "
+    "classes of its pixels (black: not counted), the answer, and the image reddened where the answer is unsure."
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,9 @@ def sections(results: Results, looks: Looks) -> list[Section]:
     with styled():
         parts = [
             Section("cost", "Score against cost", FRONT, fronts(results, looks)),
+            _classes(results),
             _calibration(results, looks),
-            Section("intervals", "Intervals", INTERVALS, curves.intervals(results, looks)),
+            _intervals(results, looks),
             Section("selective", "Answering only when sure", SELECTIVE, curves.risk_coverage(results, looks)),
             _ood(results, looks),
             _diversity(results, looks),
@@ -88,6 +97,16 @@ def _calibration(results: Results, looks: Looks) -> Section:
     drawn = figures.reliability(results, looks)
     tables = evidence.calibration(results)
     return Section("calibration", "Calibration", CALIBRATION, drawn, tables)
+
+
+def _classes(results: Results) -> Section:
+    drawn = figures.confusions(results)
+    return Section("classes", "Classes", CLASSES, drawn, evidence.classes(results))
+
+
+def _intervals(results: Results, looks: Looks) -> Section:
+    drawn = curves.intervals(results, looks)
+    return Section("intervals", "Intervals", INTERVALS, drawn, evidence.intervals(results))
 
 
 def _ood(results: Results, looks: Looks) -> Section:
@@ -110,8 +129,8 @@ def _landscape(results: Results, looks: Looks) -> Section:
 
 
 def _examples(results: Results) -> Section:
-    groups, notes = pictures(results)
-    return Section("examples", "Most and least certain samples", EXAMPLES, pictures=groups, notes=notes)
+    groups, tables, notes = examples(results)
+    return Section("examples", "Examples", EXAMPLES, tables=tables, pictures=groups, notes=notes)
 
 
 def _with_own_names(parts: Sequence[Section]) -> list[Section]:

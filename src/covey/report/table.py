@@ -38,7 +38,16 @@ def _percent(key: str, title: str, better: Literal["higher", "lower"], meaning: 
 
 
 SCORES = (
-    _percent("accuracy", "Accuracy", "higher", "share of test samples answered correctly"),
+    _percent(
+        "miou", "Mean IoU", "higher", "pixels answered correctly over those of the class or so answered, mean"
+    ),
+    _percent("mean_ap", "Mean AP", "higher", "average precision, mean over labels"),
+    _percent("mean_auroc", "Mean AUROC", "higher", "area under the ROC curve, mean over labels"),
+    _percent("f1", "F1", "higher", "harmonic mean of precision and recall over all labels"),
+    _percent(
+        "exact", "All labels right", "higher", "share of test samples whose labels are all answered correctly"
+    ),
+    _percent("accuracy", "Accuracy", "higher", "share of test samples, pixels or labels answered correctly"),
     _percent("top5", "Top-5", "higher", "share of test samples whose label is among the five most probable"),
     Column("rmse", "RMSE", "lower", "root of the mean squared error, in the target's unit"),
     Column("mae", "MAE", "lower", "mean absolute error, in the target's unit"),
@@ -54,18 +63,27 @@ SCORES = (
     _percent("adaptive_ece", "Adaptive ECE", "lower", "calibration error, 15 bins of equally many samples"),
     _percent("auroc", "OOD AUROC", "higher", "by predictive entropy, mean over the OOD sets"),
     _percent("fpr95", "OOD FPR95", "lower", "OOD samples let in when 95 % of test samples are, by entropy"),
+    _percent("aupr_out", "OOD AUPR-out", "higher", "average precision, OOD samples as positives, by entropy"),
+    _percent("aupr_in", "OOD AUPR-in", "higher", "average precision, test samples as positives, by entropy"),
     Column("aurc", "AURC", "lower", "area under the risk-coverage curve, by confidence"),
     _percent("mean_corruption_error", "mCE", "lower", "mean error over 15 corruptions at 5 severities"),
+    Column("mean_corruption_nll", "mC-NLL", "lower", "mean NLL over 15 corruptions at 5 severities, nats"),
 )
 COSTS = (
     Column("stored", "Parameters", "lower", "parameters and buffers stored", 3),
     Column("multiply_adds", "Multiply-adds", "lower", "for one sample, all members", 3),
-    Column("peak_bytes", "Peak memory", "lower", "bytes in tensors alive at once during an answer", 3),
+    Column(
+        "peak_bytes",
+        "Peak memory",
+        "lower",
+        "bytes in tensors alive at once during an answer, members one after another",
+        3,
+    ),
     Column("latency", "Latency", "lower", "median milliseconds of a batch, measured", 3, 1000, "ms"),
     Column("training_seconds", "Training", "lower", "seconds of training", 1, 1, "s"),
 )
 COUNTS = frozenset(("stored", "multiply_adds", "peak_bytes"))
-"""Costs that are counted, not measured: the same for every seed, and large."""
+"""Costs that are counted, not measured, and large. They are the same for every seed as a rule."""
 
 
 def shown(results: Results, columns: tuple[Column, ...]) -> list[Column]:
@@ -115,7 +133,7 @@ def number(column: Column, value: float) -> str:
 def written(column: Column, value: Summary) -> str:
     """Mean and, with several seeds, standard deviation."""
     text = number(column, value.mean)
-    if value.std is None or column.key in COUNTS:
+    if value.std is None or (column.key in COUNTS and not value.std):
         return text
     if column.key == "latency":
         return f"{text} ± {value.std * column.scale:.2g}"

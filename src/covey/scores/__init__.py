@@ -1,8 +1,8 @@
 """Everything the papers measure: scores of any ensemble, computed from stored outputs of its members."""
 
-from covey.calibration import Conformal, Temperature
+from covey.calibration import Conformal, Intervals, Temperature
 
-from .calibration import fit_conformal, fit_temperature
+from .calibration import fit_conformal, fit_intervals, fit_temperature
 from .cost import Cost, measure_cost
 from .evaluation import Evaluation
 from .record import Record
@@ -14,11 +14,13 @@ __all__ = [
     "Conformal",
     "Cost",
     "Evaluation",
+    "Intervals",
     "Record",
     "Temperature",
     "anytime",
     "evaluate",
     "fit_conformal",
+    "fit_intervals",
     "fit_temperature",
     "measure_cost",
     "score",

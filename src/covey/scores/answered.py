@@ -25,11 +25,14 @@ def answered(
 
     Args:
         test: members' outputs (M, N, ..., C), classes last, and targets. Each position of a text is a sample.
-        task: the ensemble's: "classification", "regression" or "gaussian".
+        task: the ensemble's.
         language: whether classes are the next symbols of a text.
         ignore_index: the label of what does not count.
         validation: as `test`, for temperatures and conformal sets.
     """
+    if task == "multilabel":
+        outputs, truths = test
+        return Record(outputs=outputs.float(), targets=truths.cpu(), task="multilabel")
     if task != "classification":
         return _regression(*test, task=task)
     outputs, labels = _counted(*test, ignore_index)

@@ -1,9 +1,9 @@
-"""Fit calibrations on validation data: temperatures and conformal sets.
+"""Fit calibrations on validation data: temperatures, conformal sets and conformal intervals.
 
 Guo et al. (2017): divide logits by T > 0 that minimises validation NLL.
 Rahaman and Thiery (2021): for ensembles, scale the pooled prediction, because pooling makes it less sure.
 Romano, Sesia, Candes (2020): adaptive prediction sets (APS); Sadinle, Lei, Wasserman (2019): threshold
-sets.
+sets. Lei et al. (2018): split conformal intervals, plain and normalised by a deviation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Literal, cast
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.calibration import Conformal, Temperature, class_scores, mean_log_probs
+from covey.calibration import Conformal, Intervals, Temperature, class_scores, mean_log_probs
+from covey.combine import Regression
 from covey.errors import EvaluationError
 from covey.extras import load
 
@@ -52,19 +53,74 @@ def fit_conformal(probs: Tensor, labels: Tensor, *, alpha: float = 0.1, kind: st
     """
     if kind not in ("threshold", "aps"):
         raise EvaluationError(f"kind: expected 'threshold' or 'aps', got {kind!r}")
-    if not 0 < alpha < 1:
-        raise EvaluationError(f"alpha: expected between 0 and 1, got {alpha}")
-    samples = len(labels)
-    rank = math.ceil((samples + 1) * (1 - alpha) - ROUNDING)
-    if rank > samples:
-        least = math.ceil(1 / alpha - ROUNDING) - 1
-        raise EvaluationError(
-            f"conformal sets with alpha {alpha} need {least} validation samples or more, got {samples}"
-        )
+    rank = _rank(len(labels), alpha, "sets")
     every_class = class_scores(probs.double(), kind)
     true_class = every_class.gather(-1, labels[:, None]).squeeze(-1)
     quantile = float(true_class.sort().values[rank - 1])
     return Conformal(cast(Literal["threshold", "aps"], kind), alpha, quantile)
+
+
+def fit_intervals(
+    prediction: Regression, targets: Tensor, *, alpha: float = 0.1, kind: str = "normalised"
+) -> Intervals:
+    """Intervals that hold the true number with probability 1 - alpha, from validation data (split conformal).
+
+    Args:
+        prediction: the ensemble's answer on validation data, (N,) or (N, D), as it will be when intervals are used.
+        targets: the true numbers, of the same shape.
+        alpha: the share of misses allowed.
+        kind: "normalised" for intervals of as many of the ensemble's standard deviations everywhere, so that they
+            follow its uncertainty; "absolute" for equally wide ones.
+    """
+    if kind not in ("absolute", "normalised"):
+        raise EvaluationError(f"kind: expected 'absolute' or 'normalised', got {kind!r}")
+    mean, std = prediction.mean.double(), prediction.std.double()
+    if targets.numel() != mean.numel():
+        raise EvaluationError(f"targets: expected shape {tuple(mean.shape)}, got {tuple(targets.shape)}")
+    errors = (mean - targets.reshape(mean.shape)).abs()
+    if kind == "normalised":
+        if not (std > 0).all():
+            raise EvaluationError(
+                "the ensemble's deviation is 0 somewhere, so intervals cannot be normalised by it: use "
+                "kind='absolute', or members that give variances"
+            )
+        errors = errors / std
+    by_output = errors.reshape(len(errors), -1).sort(0).values
+    rank = _rank(len(errors), alpha, "intervals")
+    quantiles = tuple(by_output[rank - 1].tolist())
+    return Intervals(cast(Literal["absolute", "normalised"], kind), alpha, quantiles)
+
+
+def interval_scores(intervals: Intervals, prediction: Regression, targets: Tensor) -> dict[str, float]:
+    """Coverage, mean width and mean interval score on test data.
+
+    The interval score (Gneiting and Raftery, 2007) is the width plus 2 / alpha times the distance of what is missed;
+    lower is better.
+    """
+    low, high = intervals.around(prediction.mean.double(), prediction.std.double())
+    below = (low - targets).clamp_min(0)
+    above = (targets - high).clamp_min(0)
+    width = high - low
+    covered = (below == 0) & (above == 0)
+    score = width + 2 / intervals.alpha * (below + above)
+    return {
+        "coverage": float(covered.double().mean()),
+        "width": float(width.mean()),
+        "interval_score": float(score.mean()),
+    }
+
+
+def _rank(samples: int, alpha: float, what: str) -> int:
+    """Which of the sorted validation scores is the conformal quantile, counted from 1."""
+    if not 0 < alpha < 1:
+        raise EvaluationError(f"alpha: expected between 0 and 1, got {alpha}")
+    rank = math.ceil((samples + 1) * (1 - alpha) - ROUNDING)
+    if rank > samples:
+        least = math.ceil(1 / alpha - ROUNDING) - 1
+        raise EvaluationError(
+            f"conformal {what} with alpha {alpha} need {least} validation samples or more, got {samples}"
+        )
+    return rank
 
 
 def conformal_scores(conformal: Conformal, probs: Tensor, labels: Tensor) -> dict[str, float]:

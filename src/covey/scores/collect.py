@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from covey.combine import Prediction, Regression, answer
-from covey.data.container import Normalisation, Split
+from covey.combine import MultiLabel, Prediction, Regression, answer
+from covey.data.container import IGNORED, Split
 from covey.errors import EvaluationError
 from covey.networks.calls import arguments
 from covey.tensors import moved
 
+from . import segmentation
+from .examples import pixels
 from .held_out import HeldOut
 from .model import EvaluatedModel
 from .record import Record
@@ -32,38 +37,44 @@ def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corr
         raise EvaluationError(f"batch_size: expected 1 or more, got {batch_size}")
     task = _task(model, data)
     with model.evaluating(), torch.no_grad():
-        if task == "regression":
-            return _regression_record(model, data, batch_size)
-        return _classification_record(model, data, task, batch_size, corruptions)
+        return RECORDS[task](model, data, batch_size, corruptions)
 
 
-def pixels(images: Tensor) -> Tensor:
-    """Images as float in [0, 1] if they were uint8, else as they are."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images
+ANSWERED: dict[str, str] = {
+    "classification": "classification",
+    "language": "classification",
+    "segmentation": "classification",
+    "multilabel": "multilabel",
+    "regression": "regression",
+    "gaussian": "regression",
+}
+"""What kind of answer each task of data or of ensembles needs."""
 
 
 def _task(model: EvaluatedModel, data: HeldOut) -> str:
-    """The task that the data name, else the ensemble's, else classification."""
-    if model.task is None:
-        return data.task or "classification"
-    models_task = "regression" if model.task == "gaussian" else model.task
-    task = data.task or models_task
-    if (task == "regression") != (models_task == "regression"):
+    """The task that the data name, else the one that the ensemble and the shape of the targets tell."""
+    answered = ANSWERED[model.task or data.task or "classification"]
+    task = data.task or answered
+    if ANSWERED[task] != answered:
         raise EvaluationError(
             f"the data are for {task}, but the ensemble's task is {model.task!r}: set it in covey.convert"
         )
+    images = data.images
+    with_pixels = images is not None and images.ndim == 4 and data.test.targets.ndim == 3
+    if data.task is None and task == "classification" and with_pixels:
+        return "segmentation"
     return task
 
 
 def _classification_record(
-    model: EvaluatedModel, data: HeldOut, task: str, batch_size: int, corruptions: int
+    model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int, task: str = "classification"
 ) -> Record:
+    """Outputs for each sample; a text's positions are samples of their own."""
+
     def logits(part: Split) -> tuple[Tensor, Tensor]:
-        """(M, N, C), where each position of a text or an image is a sample of its own, and labels (N,)."""
-        outputs, targets = _outputs(model, data, part, batch_size)
-        found = answer(outputs, "classification", model.class_dim)
-        assert isinstance(found, Prediction)
-        return found.logits.flatten(1, -2), _labels(targets)
+        """(M, N, C) and labels (N,)."""
+        found, targets = _logits(model, data, part, batch_size)
+        return found.flatten(1, -2), _labels(targets)
 
     validation = None if data.validation is None else logits(data.validation)
     ood = {}
@@ -71,9 +82,7 @@ def _classification_record(
         ood[name] = logits(part)[0]
     corrupted = {}
     if corruptions:
-        if data.images is None:
-            raise EvaluationError("corruptions: expected test images in memory, one tensor (N, C, H, W)")
-        for name, images in corrupted_sets(pixels(data.images[:corruptions])):
+        for name, images in corrupted_sets(pixels(_images(data)[:corruptions])):
             corrupted[name] = logits(Split(images, torch.zeros(len(images), dtype=torch.long)))[0]
     outputs, labels = logits(data.test)
     return Record(
@@ -87,8 +96,91 @@ def _classification_record(
     )
 
 
-def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int) -> Record:
+def _language_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+    return _classification_record(model, data, batch_size, corruptions, "language")
+
+
+def _segmentation_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+    """Outputs for each pixel that counts."""
+
+    def counted(part: Split) -> tuple[Tensor, Tensor]:
+        """(M, P, C) and (P,) of the pixels that count."""
+        found, targets = _logits(model, data, part, batch_size)
+        if found.shape[1:-1] != targets.shape:
+            raise EvaluationError(
+                f"the network answers for pixels of shape {tuple(found.shape[1:-1])}, and the targets have shape "
+                f"{tuple(targets.shape)}: a segmentation needs a class for each pixel"
+            )
+        labels = _labels(targets)
+        counts = labels != IGNORED
+        if not counts.any():
+            raise EvaluationError(f"every pixel has the class {IGNORED}, which does not count")
+        return found.flatten(1, -2)[:, counts], labels[counts]
+
+    validation = None if data.validation is None else counted(data.validation)
+    ood = {}
+    for name, part in data.ood.items():
+        ood[name] = _logits(model, data, part, batch_size)[0].flatten(1, -2)
+    corrupted = {}
+    if corruptions:
+        targets = data.test.targets[:corruptions]
+        for name, images in corrupted_sets(pixels(_images(data)[:corruptions])):
+            corrupted[name], _ = counted(Split(images, targets[: len(images)]))
+    outputs, labels = counted(data.test)
+    return Record(
+        outputs=outputs,
+        targets=labels,
+        task="segmentation",
+        validation=validation,
+        ood=ood,
+        corrupted=corrupted,
+        classes=data.classes,
+    )
+
+
+def uncertainty_maps(model: EvaluatedModel, data: HeldOut, batch_size: int) -> tuple[dict[str, Any], ...]:
+    """Some test images of a segmentation with the answer and its uncertainty, for the report."""
+    if data.images is None:
+        return ()
+    images = data.images[: segmentation.LOOKED_AT]
+    looked_at = Split(images, data.test.targets[: len(images)])
+    with model.evaluating(), torch.no_grad():
+        logits, labels = _logits(model, data, looked_at, batch_size)
+    return tuple(segmentation.uncertainty_maps(logits, labels.cpu(), images.cpu()))
+
+
+def _multilabel_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+    """Outputs for each label of each sample."""
     outputs, answers = _outputs(model, data, data.test, batch_size)
+    found = answer(outputs, "multilabel", model.class_dim)
+    assert isinstance(found, MultiLabel)
+    logits, targets = found.logits, answers.cpu()
+    if logits.ndim > 3:  # a position of a text or an image is a sample of its own
+        logits, targets = logits.flatten(1, -2), targets.flatten(0, -2)
+    return Record(outputs=logits, targets=targets, task="multilabel", classes=data.classes)
+
+
+def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+    mean, variance, targets = _numbers(model, data, data.test, batch_size)
+    validation = validation_variance = None
+    if data.validation is not None:
+        known, validation_variance, known_targets = _numbers(model, data, data.validation, batch_size)
+        validation = known, known_targets
+    return Record(
+        outputs=mean,
+        targets=targets,
+        task="regression",
+        variance=variance,
+        validation=validation,
+        validation_variance=validation_variance,
+    )
+
+
+def _numbers(
+    model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Members' means and variances (M, N, D), and the targets (N, D), in the targets' own unit."""
+    outputs, answers = _outputs(model, data, part, batch_size)
     found = answer(outputs, model.task or "regression", model.class_dim)
     assert isinstance(found, Regression)
     mean = _one_axis_of_outputs(found.member_mean)
@@ -98,18 +190,37 @@ def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int) ->
     variance = found.member_variance
     if variance is not None:
         variance = variance.reshape(mean.shape)
-    if data.target_unit is None:
-        return Record(outputs=mean, targets=targets, task="regression", variance=variance)
-    return _in_own_unit(mean, targets, variance, data.target_unit)
-
-
-def _in_own_unit(mean: Tensor, targets: Tensor, variance: Tensor | None, unit: Normalisation) -> Record:
-    """Scores are given in the targets' own unit where the data standardised them."""
+    unit = data.target_unit
+    if unit is None:
+        return mean, variance, targets
     if variance is not None:
-        variance = variance * unit.std[0] ** 2
-    return Record(
-        outputs=unit.restore(mean), targets=unit.restore(targets), task="regression", variance=variance
-    )
+        variance = variance * unit.scale(variance).square()
+    return unit.restore(mean), variance, unit.restore(targets)
+
+
+RECORDS: dict[str, Callable[[EvaluatedModel, HeldOut, int, int], Record]] = {
+    "classification": _classification_record,
+    "language": _language_record,
+    "segmentation": _segmentation_record,
+    "multilabel": _multilabel_record,
+    "regression": _regression_record,
+}
+"""How the outputs of each task are collected."""
+
+
+def _logits(model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Members' logits with the class axis last, (M, N, ..., C), and the targets, (N, ...)."""
+    outputs, targets = _outputs(model, data, part, batch_size)
+    found = answer(outputs, "classification", model.class_dim)
+    assert isinstance(found, Prediction)
+    return found.logits, targets
+
+
+def _images(data: HeldOut) -> Tensor:
+    """The test images, to be corrupted."""
+    if data.images is None:
+        raise EvaluationError("corruptions: expected test images in memory, one tensor (N, C, H, W)")
+    return data.images
 
 
 def _outputs(model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,8 @@ class Cost:
         stored: values in all parameters and buffers.
         multiply_adds: of one sample's answer, all members together.
         weight_bytes: bytes of all parameters and buffers.
-        peak_bytes: most memory in tensors alive at once during an answer, weights included.
+        peak_bytes: most memory in tensors alive at once during an answer, weights included, with members one after
+            another. Other ways of running take more, and which one an ensemble takes is chosen by time.
         latency: median seconds for the batch.
         spread: seconds between the first and third quartile.
         batch: samples in the batch.
@@ -123,8 +124,12 @@ def measure_cost(
         raise EvaluationError(f"clock='cpu' adds up threads, so it needs threads=1, got threads={threads}")
     model = evaluated_model(module)
     with model.evaluating(), _threads(threads) as used, torch.inference_mode():
+        module(
+            example
+        )  # here an ensemble chooses how to run, on the batch and with the kernels that are timed
         adds = multiply_adds(module, example[:1])
-        peak = peak_bytes(module, example)
+        with model.one_by_one():
+            peak = peak_bytes(module, example)
         seconds = timings(lambda: module(example), repeats=repeats, warmup=warmup, clock=clock)
     quarter, _, three_quarters = quantiles(seconds, n=4)
     tensors = _stored_tensors(module)

@@ -12,16 +12,21 @@ from covey.combine import Prediction
 from covey.errors import EvaluationError
 
 
-def disagreement(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of samples where members i and j answer differently, over the error rate of member i, (M, M).
+def disagreement(logits: Tensor) -> Tensor:
+    """Share of samples where members i and j answer differently, (M, M)."""
+    _check_members(logits)
+    answers = logits.argmax(-1)
+    # Row by row: all pairs at once would need M x M x N values.
+    return torch.stack([(answers != answer).double().mean(-1) for answer in answers])
+
+
+def normalised_disagreement(logits: Tensor, labels: Tensor) -> Tensor:
+    """Disagreement of members i and j over the error rate of member i, (M, M).
 
     Members that fail independently come near 1 and above, copies give 0. The row of a member without any
     error is nan.
     """
-    _check_members(logits)
-    answers = logits.argmax(-1)
-    # Row by row: all pairs at once would need M x M x N values.
-    differ = torch.stack([(answers != answer).double().mean(-1) for answer in answers])
+    differ = disagreement(logits)
     error_rate = _errors(logits, labels).mean(-1)[:, None]
     return torch.where(error_rate > 0, differ / error_rate, torch.nan)
 
@@ -62,13 +67,18 @@ def diversity_scores(prediction: Prediction, labels: Tensor, ood: Mapping[str, P
         "ambiguity": ambiguity(prediction),
         "disagreement": None,
         "disagreement_matrix": None,
+        "normalised_disagreement": None,
+        "normalised_disagreement_matrix": None,
         "error_correlation": None,
     }
     if len(prediction.logits) > 1:
-        matrix = disagreement(prediction.logits, labels)
+        differ = disagreement(prediction.logits)
+        normalised = normalised_disagreement(prediction.logits, labels)
         correlation = error_correlation(prediction.logits, labels)
-        scores["disagreement"] = mean_of_pairs(matrix)
-        scores["disagreement_matrix"] = _without_nan(matrix)
+        scores["disagreement"] = mean_of_pairs(differ)
+        scores["disagreement_matrix"] = _without_nan(differ)
+        scores["normalised_disagreement"] = mean_of_pairs(normalised)
+        scores["normalised_disagreement_matrix"] = _without_nan(normalised)
         scores["error_correlation"] = mean_of_pairs(correlation)
     return scores
 

@@ -16,8 +16,9 @@ from covey.files import write_text
 from covey.schema import read_json
 from covey.tables import counted, html_table, number, text_table
 
+from .ood import DETECTION
 from .record import Record
-from .stored import check_evaluation
+from .stored import check_evaluation, renewed
 
 FORMAT = 1
 CRITERION = "entropy"
@@ -91,24 +92,20 @@ class Evaluation:
             counted(about["members"], "member"),
             counted(about["samples"], "test sample"),
         ]
-        if about["task"] == "regression":
-            parts.append(counted(about["outputs"], "output"))
-        else:
-            parts.append(counted(about["outputs"], "class", "classes"))
+        one, several = OUTPUTS.get(about["task"], ("class", "classes"))
+        parts.append(counted(about["outputs"], one, several))
         headline = _Table(", ".join(parts), ("score", "ensemble", "mean of members"))
         members = self.scores["member_mean"]
         for name, value in self.headline.items():
-            if value is not None and name not in ("auroc", "fpr95"):  # those stand in the other table
+            if value is not None and name not in DETECTION:  # those stand in the other table
                 headline.rows.append((name, number(value), number(members.get(name))))
         if "ood" not in self.scores:
             return [headline]
-        detection = _Table(
-            f"Out-of-distribution detection by {CRITERION}", ("set", "samples", "auroc", "fpr95")
-        )
+        detection = _Table(f"Out-of-distribution detection by {CRITERION}", ("set", "samples", *DETECTION))
         for name, scores in self.scores["ood"]["sets"].items():
             found = scores[CRITERION]
-            row = name, about["ood"][name], number(found["auroc"]), number(found["fpr95"])
-            detection.rows.append(row)
+            values = [number(found[score]) for score in DETECTION]
+            detection.rows.append((name, about["ood"][name], *values))
         return [headline, detection]
 
     @property
@@ -119,6 +116,8 @@ class Evaluation:
             mean = self.scores["ood"]["mean"][CRITERION]
             row["auroc"] = mean["auroc"]
             row["fpr95"] = mean["fpr95"]
+            row["aupr_in"] = mean["aupr_in"]
+            row["aupr_out"] = mean["aupr_out"]
         row |= self.scores.get("selective", {})
         further = self.scores["diversity"] | self.scores.get("robustness", {})
         for name in _FURTHER:
@@ -147,6 +146,7 @@ class Evaluation:
         if not isinstance(stored, Mapping) or stored.get("format") != FORMAT:
             found = stored.get("format") if isinstance(stored, Mapping) else None
             raise EvaluationError(f"evaluation of format {found!r}, this covey reads {FORMAT}")
+        stored = renewed(stored)
         try:
             check_evaluation(stored, "the evaluation")
         except StoreError as problem:
@@ -187,11 +187,16 @@ class Evaluation:
         return replace(found, record=Record.load(folder / OUTPUTS_FILE))
 
 
+OUTPUTS = {"regression": ("output", "outputs"), "multilabel": ("label", "labels")}
+"""What the outputs of a task are called, where they are no classes."""
+
 _FURTHER = (
     "disagreement",
+    "normalised_disagreement",
     "error_correlation",
     "ambiguity",
     "mean_corruption_error",
+    "mean_corruption_nll",
     "mean_corruption_ece",
 )
 """Scores of diversity and robustness that the headline shows."""

@@ -29,7 +29,7 @@ class HeldOut:
 
     Args:
         test: the test set, before `prepare`; in memory, or read batch by batch when it is asked for.
-        task: "classification", "language" or "regression"; None where the data do not say.
+        task: one of `TASKS`; None where the data do not say.
         validation: samples for calibration.
         ood: out-of-distribution samples by the name of their set; their targets mean nothing.
         classes: the classes' names.
@@ -53,6 +53,15 @@ class HeldOut:
         if not self.test.in_memory or not isinstance(self.test.inputs, Tensor):
             return None
         return self.test.inputs[: self.limit]
+
+    @property
+    def ood_inputs(self) -> dict[str, Tensor]:
+        """The out-of-distribution inputs of the sets that are one tensor in memory."""
+        found = {}
+        for name, part in self.ood.items():
+            if part.in_memory and isinstance(part.inputs, Tensor):
+                found[name] = part.inputs[: self.limit]
+        return found
 
     def batches(self, part: Split, size: int) -> Iterator[tuple[Any, Tensor]]:
         """Inputs, prepared, and targets of a set, in batches."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ class EvaluatedModel:
         module: the ensemble or the network itself.
         outputs: members' outputs (M, B, ...) for a batch (B, ...), in the present mode.
         evaluating: eval mode for a while, as a context.
+        one_by_one: members run one after another for a while, whichever way was measured fastest, as a context.
         members: how many members answer.
         task: what the ensemble was made for; None for a plain network, which does not say.
         class_dim: which axis of a member's output holds the classes, if that was set.
@@ -35,6 +36,7 @@ class EvaluatedModel:
     module: nn.Module
     outputs: Callable[..., Tensor]
     evaluating: Callable[[], AbstractContextManager[None]]
+    one_by_one: Callable[[], AbstractContextManager[None]] = nullcontext
     members: int = 1
     task: str | None = None
     class_dim: int | None = None
@@ -58,6 +60,7 @@ def evaluated_model(module: Any) -> EvaluatedModel:
         ensemble,
         ensemble,
         ensemble.evaluating,
+        partial(_one_by_one, ensemble),
         members=ensemble.members,
         task=ensemble.task,
         class_dim=ensemble.class_dim,
@@ -72,6 +75,16 @@ def _ensemble_in(module: nn.Module) -> Ensemble | None:
     # What torch.compile returns has this attribute; importing its class would import the whole compiler.
     module = getattr(module, "_orig_mod", module)
     return module if isinstance(module, Ensemble) else None
+
+
+@contextmanager
+def _one_by_one(ensemble: Ensemble) -> Iterator[None]:
+    chosen, measured = ensemble.runs, ensemble.measured
+    ensemble.run = "loop"
+    try:
+        yield
+    finally:
+        ensemble.runs, ensemble.measured = chosen, measured
 
 
 def _outputs_of_one(network: nn.Module, *args: Any, **kwargs: Any) -> Tensor:

@@ -25,7 +25,7 @@ FORMAT = 1
 OOD, CORRUPTED = "ood:", "corrupted:"
 """What the names of sets begin with in the file."""
 
-TASKS = ("classification", "language", "regression")
+TASKS = ("classification", "language", "regression", "segmentation", "multilabel")
 _ABOUT = Schema({"format": Whole()}, optional={"task": Word(TASKS), "classes": Many(Word())})
 
 
@@ -35,10 +35,12 @@ class Record:
 
     Args:
         outputs: logits (M, N, C), or for regression the members' means (M, N, D).
-        targets: labels (N,), or for regression (N, D).
-        task: "classification", "language" (labels are the next symbols) or "regression".
+        targets: labels (N,); for regression (N, D); where several labels may be true 0 or 1, (N, C).
+        task: "classification", "language" (labels are the next symbols), "segmentation" (samples are pixels),
+            "multilabel" (labels are a column each) or "regression".
         variance: for regression the members' variances (M, N, D), if they give any.
-        validation: outputs (M, V, C) and labels (V,) on validation data, for calibration.
+        validation: outputs (M, V, C) and targets (V, ...) on validation data, for calibration.
+        validation_variance: for regression the members' variances on it (M, V, D), if they give any.
         ood: name -> outputs (M, N', C) on inputs that are not like the training data.
         corrupted: "fog/3" -> outputs (M, K, C) on the first K test inputs, corrupted so.
         classes: the classes' names.
@@ -52,19 +54,20 @@ class Record:
     ood: Mapping[str, Tensor] = field(default_factory=dict)
     corrupted: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    validation_variance: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise EvaluationError(f"task: expected one of {', '.join(TASKS)}, got {self.task!r}")
         _check_outputs(self.outputs, "the test set")
-        if self.task == "regression":
-            _check_regression(self)
-            return
-        _check_labels(self.outputs, self.targets, "the test set")
+        check_targets = _CHECKS.get(self.task, _check_labels)
+        check_targets(self.outputs, self.targets, "the test set")
+        _check_variance(self.outputs, self.variance, "variance")
         if self.validation is not None:
             outputs, labels = self.validation
             _check_outputs(outputs, "the validation set", like=self.outputs)
-            _check_labels(outputs, labels, "the validation set")
+            check_targets(outputs, labels, "the validation set")
+            _check_variance(outputs, self.validation_variance, "the validation set's variance")
         for name, outputs in self.ood.items():
             _check_outputs(outputs, f"the OOD set {name!r}", like=self.outputs)
         for name, outputs in self.corrupted.items():
@@ -93,6 +96,8 @@ class Record:
             outputs, labels = self.validation
             arrays["validation_outputs"] = _numpy(outputs, half, "validation outputs")
             arrays["validation_targets"] = labels.numpy()
+        if self.validation_variance is not None:
+            arrays["validation_variance"] = _numpy(self.validation_variance, False, "validation variance")
         for name, outputs in self.ood.items():
             arrays[OOD + name] = _numpy(outputs, half, f"outputs on {name!r}")
         for name, outputs in self.corrupted.items():
@@ -119,6 +124,7 @@ class Record:
             ood=_named(tensors, OOD),
             corrupted=_named(tensors, CORRUPTED),
             classes=tuple(about["classes"]),
+            validation_variance=tensors.get("validation_variance"),
         )
 
 
@@ -220,21 +226,37 @@ def _check_labels(outputs: Tensor, targets: Tensor, where: str) -> None:
         )
 
 
-def _check_regression(record: Record) -> None:
-    outputs, targets, variance = record.outputs, record.targets, record.variance
+def _check_numbers(outputs: Tensor, targets: Tensor, where: str) -> None:
     if targets.shape != outputs.shape[1:]:
         raise EvaluationError(
-            f"the test set: expected targets of shape {tuple(outputs.shape[1:])}, got {tuple(targets.shape)}"
+            f"{where}: expected targets of shape {tuple(outputs.shape[1:])}, got {tuple(targets.shape)}"
         )
     if not torch.isfinite(targets).all():
-        raise EvaluationError("the test set: targets are not finite")
+        raise EvaluationError(f"{where}: targets are not finite")
+
+
+def _check_truths(outputs: Tensor, targets: Tensor, where: str) -> None:
+    if targets.shape != outputs.shape[1:]:
+        raise EvaluationError(
+            f"{where}: several labels may be true, so expected targets of shape {tuple(outputs.shape[1:])}, 1 where a "
+            f"label is true and 0 where it is not; got {tuple(targets.shape)}"
+        )
+    if not ((targets == 0) | (targets == 1)).all():
+        raise EvaluationError(f"{where}: labels of which several may be true are 0 or 1; some are neither")
+
+
+_CHECKS = {"regression": _check_numbers, "multilabel": _check_truths}
+"""How targets of a task are checked, where they are not one class for each sample."""
+
+
+def _check_variance(outputs: Tensor, variance: Tensor | None, where: str) -> None:
     if variance is None:
         return
     if variance.shape != outputs.shape:
         raise EvaluationError(
-            f"variance: expected the means' shape {tuple(outputs.shape)}, got {tuple(variance.shape)}"
+            f"{where}: expected the means' shape {tuple(outputs.shape)}, got {tuple(variance.shape)}"
         )
     broken = ~(variance > 0)  # nan too
     if broken.any():
         member = int(broken.nonzero()[0, 0])
-        raise EvaluationError(f"variance: must be positive, member {member} has a value that is not")
+        raise EvaluationError(f"{where}: must be positive, member {member} has a value that is not")

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from covey.calibration import Conformal, Temperature
-from covey.combine import Prediction, Regression
+from covey.calibration import Conformal, Intervals, Temperature
+from covey.combine import MultiLabel, Prediction, Regression
+from covey.data import Data
 from covey.locks import locked
 
-from . import calibration, metrics, ood, regression, robustness, selective
-from .collect import collect
+from . import calibration, metrics, multilabel, ood, regression, robustness, segmentation, selective
+from .classes import class_scores
+from .collect import collect, uncertainty_maps
 from .diversity import diversity_scores
 from .evaluation import CRITERION, OUTPUTS_FILE, Evaluation
-from .examples import examples
+from .examples import Shown, examples
 from .held_out import held_out
 from .model import evaluated_model
 from .record import Record
@@ -39,7 +42,7 @@ def evaluate(
     *,
     ood: Mapping[str, Any] | None = None,
     validation: Any = None,
-    task: Literal["classification", "language", "regression"] | None = None,
+    task: Literal["classification", "language", "regression", "segmentation", "multilabel"] | None = None,
     batch_size: int = 256,
     limit: int | None = None,
     corruptions: int = 0,
@@ -68,22 +71,49 @@ def evaluate(
         record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
         if folder is not None:
             record.save(Path(folder) / OUTPUTS_FILE, half=half)
-        result = score(record, inputs=sets.images, stored=model.temperature)
+        result = score(
+            record,
+            inputs=sets.images,
+            ood=sets.ood_inputs,
+            columns=_column_names(data),
+            stored=model.temperature,
+        )
+        if record.task == "segmentation":
+            result = replace(result, examples=uncertainty_maps(model, sets, batch_size))
         if folder is not None:
             result.save(folder, half=half)
     return result
 
 
-def score(record: Record, *, inputs: Tensor | None = None, stored: Temperature | None = None) -> Evaluation:
+def _column_names(data: Any) -> list[str]:
+    """The names of a table's columns, where covey's own record of the data knows them."""
+    if not isinstance(data, Data):
+        return []
+    return [str(column["name"]) for column in data.record.get("columns", [])]
+
+
+def score(
+    record: Record,
+    *,
+    inputs: Tensor | None = None,
+    ood: Mapping[str, Tensor] | None = None,
+    columns: Sequence[str] = (),
+    stored: Temperature | None = None,
+) -> Evaluation:
     """All scores from members' outputs, without the network.
 
     Args:
         record: the outputs.
-        inputs: the test inputs, to show the most and the least certain ones if they are images.
+        inputs: the test inputs, to show some of them if they are images or rows of a table.
+        ood: the out-of-distribution inputs, likewise.
+        columns: the names of a table's columns.
         stored: a temperature that the ensemble already has, scored beside those fitted here.
     """
-    if record.task == "regression":
-        return _score_regression(record)
+    shown = Shown(inputs, ood or {}, columns)
+    return SCORERS[record.task](record, shown, stored)
+
+
+def _score_classes(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
     prediction = Prediction(record.outputs)
     labels = record.targets
     outside = {}
@@ -97,7 +127,7 @@ def score(record: Record, *, inputs: Tensor | None = None, stored: Temperature |
         curves=_curves(prediction, labels, outside),
         about=_about(record),
         notes=_notes(record, scores),
-        examples=examples(prediction, labels, inputs),
+        examples=examples(prediction, labels, outside, shown),
         calibration=fitted,
         record=record,
     )
@@ -109,6 +139,8 @@ def _classification_scores(record: Record, prediction: Prediction, outside: Pred
     scores: dict[str, Any] = metrics.classification_scores(prediction, labels, language=is_text)
     scores["selective"] = selective.selective_scores(prediction.max_prob, prediction.label == labels)
     scores["diversity"] = diversity_scores(prediction, labels, outside)
+    if not is_text:
+        scores |= class_scores(prediction.label, labels, prediction.logits.shape[-1])
     if outside:
         scores["ood"] = ood.ood_scores(prediction, outside)
     if record.corrupted:
@@ -116,7 +148,30 @@ def _classification_scores(record: Record, prediction: Prediction, outside: Pred
     return scores
 
 
-def _score_regression(record: Record) -> Evaluation:
+def _score_pixels(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
+    """A class for each pixel: the scores of a classification of pixels, and how well regions are covered."""
+    # No pixel is shown as an example: it is its image that a reader wants, which `evaluate` draws.
+    found = _score_classes(record, Shown(), stored)
+    segmentation.add_iou(found.scores, Prediction(record.outputs), record.targets)
+    return found
+
+
+def _score_labels(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
+    """Several labels may be true."""
+    prediction = MultiLabel(record.outputs)
+    scores = multilabel.multilabel_scores(prediction, record.targets)
+    curves = {"reliability": multilabel.reliability(prediction.probs, record.targets)}
+    notes = []
+    lonely = [k for k, value in enumerate(scores["per_label"]["auroc"]) if value is None]
+    if lonely:
+        named = ", ".join(map(str, lonely[:5])) + (" ..." if lonely[5:] else "")
+        notes.append(f"Labels that are always or never true have no AUROC and average precision: {named}.")
+    if record.members == 1:
+        notes.append("One member: disagreement is not defined, mutual information is 0.")
+    return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
+
+
+def _score_regression(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
     prediction = Regression(record.outputs, record.variance)
     scores = regression.regression_scores(prediction, record.targets)
     curves = {}
@@ -132,7 +187,47 @@ def _score_regression(record: Record) -> Evaluation:
         )
         if record.variance is None:
             notes.append("Members give no variance of their own; intervals come from their spread alone.")
-    return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
+    fitted = _fit_intervals(record, notes)
+    scores["calibration"] = _interval_scores(prediction, record.targets, fitted)
+    return Evaluation(scores, curves, _about(record), tuple(notes), calibration=fitted, record=record)
+
+
+def _fit_intervals(record: Record, notes: list[str]) -> dict[str, Any]:
+    """Conformal intervals by name, fitted on the validation outputs if there are enough."""
+    if record.validation is None:
+        return {}
+    outputs, targets = record.validation
+    if len(targets) < LEAST_FOR_CONFORMAL:
+        notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal intervals at 90 %.")
+        return {}
+    known = Regression(outputs, record.validation_variance)
+    fitted = {"absolute": calibration.fit_intervals(known, targets, kind="absolute")}
+    if (known.std > 0).all():
+        fitted["normalised"] = calibration.fit_intervals(known, targets, kind="normalised")
+    else:
+        notes.append("Members agree somewhere, so intervals cannot be normalised by their deviation.")
+    return fitted
+
+
+def _interval_scores(
+    prediction: Regression, targets: Tensor, fitted: Mapping[str, Intervals]
+) -> dict[str, Any]:
+    scores = {}
+    for name, intervals in fitted.items():
+        if name == "normalised" and not (prediction.std > 0).all():
+            continue
+        scores[name] = calibration.interval_scores(intervals, prediction, targets)
+    return scores
+
+
+SCORERS: dict[str, Callable[[Record, Shown, Temperature | None], Evaluation]] = {
+    "classification": _score_classes,
+    "language": _score_classes,
+    "segmentation": _score_pixels,
+    "multilabel": _score_labels,
+    "regression": _score_regression,
+}
+"""How each task is scored."""
 
 
 def _worse_than_the_mean(rmse: float, targets: Tensor) -> list[str]:
@@ -154,7 +249,8 @@ def _fit_calibrations(record: Record) -> dict[str, Temperature | Conformal]:
     logits, labels = record.validation
     for kind in ("pooled", "members"):
         fitted[kind] = calibration.fit_temperature(logits, labels, kind=kind)
-    if len(labels) >= LEAST_FOR_CONFORMAL:
+    # Pixels of one image depend on each other, so for them conformal sets would promise what they do not hold.
+    if len(labels) >= LEAST_FOR_CONFORMAL and record.task != "segmentation":
         probs = Prediction(logits).probs
         for kind in ("threshold", "aps"):
             fitted[kind] = calibration.fit_conformal(probs, labels, kind=kind)
@@ -221,7 +317,7 @@ def _notes(record: Record, scores: dict[str, Any]) -> tuple[str, ...]:
         notes.append(
             "One member: disagreement and error correlation are not defined, mutual information is 0."
         )
-    elif scores["diversity"]["disagreement"] is None:
+    elif scores["diversity"]["normalised_disagreement"] is None:
         notes.append(
             "A member makes no error on the test set, so disagreement over its error is not defined."
         )
@@ -236,6 +332,8 @@ def _notes(record: Record, scores: dict[str, Any]) -> tuple[str, ...]:
         )
     if record.validation is None:
         notes.append("No validation data, so no temperature or conformal sets were fitted.")
+    elif record.task == "segmentation":
+        notes.append("Pixels of one image depend on each other: no conformal sets were fitted.")
     elif len(record.validation[1]) < LEAST_FOR_CONFORMAL:
         notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal sets at 90 %.")
     return tuple(notes)

@@ -9,6 +9,7 @@ from covey import calibration
 from covey.errors import StoreError
 from covey.schema import Both, Either, Many, Maybe, Named, Number, Record, Spec, Whole, Word, check
 
+from .multilabel import PER_LABEL
 from .ood import CRITERIA, DETECTION
 from .regression import LEVELS
 
@@ -19,7 +20,16 @@ _CURVE = Many(_VALUE, least=1)
 _ANSWER = Record({name: Maybe(_VALUE) for name in ("accuracy", "nll", "ece")})
 _SETS = Record({"coverage": _VALUE, "size": _VALUE})
 _DETECTED = Record({name: Record(dict.fromkeys(DETECTION, _VALUE)) for name in CRITERIA})
+PER_CLASS = ("recall", "precision", "f1")
+"""Scores of each class."""
+
+_MATRICES = ("disagreement_matrix", "normalised_disagreement_matrix")
 _COMMON: dict[str, Spec] = {"member_mean": _SCORES, "members": Many(_SCORES, least=1)}
+
+_EACH = Many(Maybe(_VALUE))
+_PER_CLASS = Record({"samples": Many(Whole()), **dict.fromkeys(PER_CLASS, _EACH)}, optional={"iou": _EACH})
+_PER_LABEL = Record({"samples": Many(Whole()), **dict.fromkeys(PER_LABEL, _EACH)})
+_INTERVALS = Record(dict.fromkeys(("coverage", "width", "interval_score"), _VALUE))
 
 _CLASSIFICATION = Record(
     {
@@ -28,13 +38,19 @@ _CLASSIFICATION = Record(
         "diversity": Record(
             {
                 "mutual_information": Named(Maybe(_VALUE)),
-                **dict.fromkeys(("ambiguity", "disagreement", "error_correlation"), Maybe(_VALUE)),
+                **dict.fromkeys(("ambiguity", "normalised_disagreement", "error_correlation"), Maybe(_VALUE)),
             },
-            optional={"disagreement_matrix": Maybe(Many(Many(Maybe(_VALUE))))},
+            optional={
+                "disagreement": Maybe(_VALUE),
+                **dict.fromkeys(_MATRICES, Maybe(Many(Many(Maybe(_VALUE))))),
+            },
         ),
     },
     optional={
         "selective": _SCORES,
+        "per_class": _PER_CLASS,
+        "confused": Many(Record(dict.fromkeys(("label", "predicted", "count"), Whole()))),
+        "confusion": Many(Many(Whole())),
         "calibration": Record(
             optional={"pooled": _ANSWER, "members": _ANSWER, "threshold": _SETS, "aps": _SETS}
         ),
@@ -48,7 +64,23 @@ _CLASSIFICATION = Record(
         ),
     },
 )
-_REGRESSION = Record({**_COMMON, "ensemble": _SCORES, "diversity": _SCORES})
+_REGRESSION = Record(
+    {**_COMMON, "ensemble": _SCORES, "diversity": _SCORES},
+    optional={"calibration": Record(optional={"absolute": _INTERVALS, "normalised": _INTERVALS})},
+)
+_MULTILABEL = Record(
+    {
+        **_COMMON,
+        "ensemble": _SCORES,
+        "per_label": _PER_LABEL,
+        "diversity": Record(
+            {"mutual_information": _SCORES, **dict.fromkeys(("ambiguity", "disagreement"), Maybe(_VALUE))}
+        ),
+    }
+)
+_SCORES_OF = {"regression": _REGRESSION, "multilabel": _MULTILABEL}
+"""Scores of tasks that are no classification."""
+
 _CURVES = Record(
     optional={
         "reliability": Record(dict.fromkeys(("left", "confidence", "accuracy", "share"), _CURVE)),
@@ -95,11 +127,30 @@ HISTORY = Named(Maybe(Either((Word(), Number(finite=False)))))
 """A row of history.jsonl."""
 
 
+def renewed(stored: Any) -> Any:
+    """A stored evaluation under the names that scores have now.
+
+    What covey 0.1 called disagreement was divided by a member's error rate.
+    """
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("scores"), Mapping):
+        return stored
+    diversity = stored["scores"].get("diversity")
+    if not isinstance(diversity, Mapping) or "normalised_disagreement" in diversity:
+        return stored
+    if "per_label" in stored["scores"]:  # scores of several labels are newer
+        return stored
+    found = {}
+    for name, value in diversity.items():
+        is_old = name in ("disagreement", "disagreement_matrix")
+        found[f"normalised_{name}" if is_old else name] = value
+    return {**stored, "scores": {**stored["scores"], "diversity": found}}
+
+
 def check_evaluation(stored: Any, source: str) -> None:
     """Refuse what `Evaluation.to_dict` cannot have given, as a StoreError that says what is wrong."""
     check(stored, EVALUATION, source)
-    is_regression = stored["about"]["task"] == "regression"
-    check(stored, Record({"scores": _REGRESSION if is_regression else _CLASSIFICATION}), source)
+    scores = _SCORES_OF.get(stored["about"]["task"], _CLASSIFICATION)
+    check(stored, Record({"scores": scores}), source)
     for fault in _contradictions(stored):
         raise StoreError(f"{source}: {fault}. The file was changed after it was written, or damaged.")
 
@@ -124,9 +175,25 @@ def _contradictions(stored: Mapping[str, Any]) -> Iterator[str]:
     for where, sets in found.items():
         if sets != names:
             yield f"{where} has the sets {sorted(sets)}, and about.ood has {sorted(names)}"
-    matrix = scores["diversity"].get("disagreement_matrix")
     members = about["members"]
-    if matrix is not None and any(len(row) != members for row in [matrix, *matrix]):
-        yield f"scores.diversity.disagreement_matrix should be {members} x {members}, one row for each member"
+    for name in _MATRICES:
+        matrix = scores["diversity"].get(name)
+        if matrix is not None and any(len(row) != members for row in [matrix, *matrix]):
+            yield f"scores.diversity.{name} should be {members} x {members}, one row for each member"
+    yield from _faults_of_classes(scores, about["outputs"])
     if len(scores["members"]) != members:
         yield f"scores.members should have {members} entries, one for each member"
+
+
+def _faults_of_classes(scores: Mapping[str, Any], classes: int) -> Iterator[str]:
+    """Where scores of single classes do not fit the number of classes."""
+    for group in ("per_class", "per_label"):
+        for name, values in scores.get(group, {}).items():
+            if len(values) != classes:
+                yield f"scores.{group}.{name} should have {classes} entries, one for each"
+    matrix = scores.get("confusion")
+    if matrix is not None and any(len(row) != classes for row in [matrix, *matrix]):
+        yield f"scores.confusion should be {classes} x {classes}, one row for each class"
+    for pair in scores.get("confused", ()):
+        if max(pair["label"], pair["predicted"]) >= classes:
+            yield f"scores.confused names a class beyond the {classes} classes"

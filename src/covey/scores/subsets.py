@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.combine import Prediction, Regression
+from covey.combine import Answer, Prediction
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
 
@@ -88,15 +88,13 @@ class Anytime:
             f"{fastest.milliseconds * factor:.3g} ms here. Raise the budget, or answer fewer samples at once."
         )
 
-    def predict(self, x: Any, budget_ms: float) -> Prediction | Regression:
+    def predict(self, x: Any, budget_ms: float) -> Answer:
         """The answer of the best subset for a time in milliseconds."""
         samples = len(x) if isinstance(x, Tensor) else None
         chosen = self.best(budget_ms, samples)
         return self.ensemble.predict(x, members=chosen.members)
 
-    def refine(
-        self, x: Tensor, members: Sequence[int] | None = None
-    ) -> Iterator[tuple[int, Prediction | Regression]]:
+    def refine(self, x: Tensor, members: Sequence[int] | None = None) -> Iterator[tuple[int, Answer]]:
         """The answer after each member, as (members so far, answer); stop whenever time is up.
 
         Args:
@@ -215,9 +213,9 @@ def _greedy_chain(members: int, measured: Callable[[Sequence[int]], Subset]) -> 
     return chain
 
 
-def _score(answer: Prediction | Regression, targets: Tensor, score: str) -> float:
+def _score(answer: Answer, targets: Tensor, score: str) -> float:
     if not isinstance(answer, Prediction):
-        raise EvaluationError("subsets are scored by class; this ensemble's task is a regression.")
+        raise EvaluationError("subsets are scored by class; this ensemble's task is another.")
     if score == "accuracy":
         return float((answer.label == targets).double().mean())
     log_probs = answer.log_probs.flatten(0, -2)

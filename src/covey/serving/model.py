@@ -51,10 +51,11 @@ class Model:
     anytime: Anytime | None = None
 
     def __post_init__(self) -> None:
-        if self.record["task"] not in _DEFER_BY:
-            raise OptionError(
-                f"only runs that answer with a class or a number are served; this one's task is {self.record['task']}."
-            )
+        for task in (self.record["task"], self.ensemble.task):
+            if task not in (*_DEFER_BY, "gaussian"):
+                raise OptionError(
+                    f"only runs that answer with one class or one number are served; this one's task is {task}."
+                )
         if not re.fullmatch(r"[\w.-]{1,200}", self.name, re.ASCII):
             raise OptionError(f"--name has letters, digits, '.', '_' and '-' alone; got {self.name!r}.")
         if self.defer is not None and not (math.isfinite(self.defer) and self.defer >= 0):
@@ -126,9 +127,11 @@ class Model:
         subset = {} if members is None else {"members": members}
         # Not checked here, where several requests share a batch: `FINITE` tells which samples are to blame.
         found = self.ensemble.predict(inputs, check=False, **subset)
-        columns = (
-            self._of_numbers(found, each) if isinstance(found, Regression) else self._of_classes(found, each)
-        )
+        if isinstance(found, Regression):
+            columns = self._of_numbers(found, each)
+        else:
+            assert isinstance(found, Prediction)  # other tasks were refused
+            columns = self._of_classes(found, each)
         if self.defer is None:
             columns["defer"] = [None] * len(inputs)
         else:
@@ -174,7 +177,7 @@ class Model:
             nested = any(
                 isinstance(row, list) and isinstance(row[0], list) for row in columns.get("probs", ())
             )
-            if len(columns["defer"]) != len(columns[FINITE]) or nested:
+            if len(columns[FINITE]) != size or nested:
                 raise OptionError(
                     "only networks that answer with one class or one number per sample are served; this one gives more."
                 )

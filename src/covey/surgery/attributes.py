@@ -146,10 +146,10 @@ def as_tuple(value: Any) -> tuple:
 def counts_heads(name: str) -> bool:
     """Whether an attribute of this name counts attention heads.
 
-    >>> [name for name in ("num_heads", "nhead", "head_dim", "size_per_head") if counts_heads(name)]
+    >>> [name for name in ("num_heads", "nhead", "head_dim", "size_per_head", "d_head") if counts_heads(name)]
     ['num_heads', 'nhead']
     """
-    return _HEADS.search(name) is not None
+    return _HEADS.search(name) is not None and not name.startswith("d_")
 
 
 def counts_groups(name: str) -> bool:

@@ -18,7 +18,7 @@ from covey.surgery.equations import System
 from covey.surgery.probe import Probe
 from covey.surgery.recording import SizeOf
 from covey.surgery.sizes import formula_of
-from covey.surgery.widths import Chosen, sizes_for, whole
+from covey.surgery.widths import Chosen, sizes_for, whole, widths_of_heads
 
 # A width below this may be rounded up by a half, as heads and groups need, without being counted as too large.
 FEW = 16
@@ -60,7 +60,7 @@ def measure(
 ) -> Bound:
     """Count the parameters of the narrow network and those that it should have."""
     size_of = sizes_for(system, chosen)
-    wished_of = _wished_sizes(system, chosen, ratio)
+    wished_of = _wished_sizes(found, system, chosen, ratio)
     parameters, wished = 0, 0.0
     worst, worst_name = -1.0, ""
     for name, _ in network.named_parameters():
@@ -75,11 +75,11 @@ def measure(
     return Bound(parameters, wished, worst_name, axis, its_sizes)
 
 
-def _wished_sizes(system: System, chosen: Chosen, ratio: float) -> Callable[[int], float]:
+def _wished_sizes(found: Probe, system: System, chosen: Chosen, ratio: float) -> Callable[[int], float]:
     """A function from a size to what it should be, in a network whose code cuts and fixes nothing."""
     free = system.wished or system
     values: dict[Symbol, float] = dict(system.original)
-    for symbol in free.widths - free.groups:
+    for symbol in free.widths - free.groups - widths_of_heads(found, free):
         size = ratio * system.original[symbol]
         is_cut, _ = system.fixed.get(symbol, (True, None))
         if not is_cut and system.original[symbol] <= COORDINATES:

@@ -43,7 +43,10 @@ def choose(
     """
     labels = found.recorder.labels
     chosen: Chosen = {}
-    for symbol in sorted(system.widths - system.groups, key=str):
+    widths = system.widths - system.groups
+    if heads != "keep":  # a head is as wide as before, and there are fewer
+        widths = widths - widths_of_heads(found, system)
+    for symbol in sorted(widths, key=str):
         size = system.original[symbol]
         is_heads = symbol in system.heads
         if is_heads and heads == "keep":
@@ -63,6 +66,23 @@ def choose(
                 "or number of members, or give the narrow network yourself (narrow=...)."
             )
     return chosen
+
+
+def widths_of_heads(found: Probe, system: System) -> set[Symbol]:
+    """Free symbols that are the width of one head: axes are their product with the number of heads.
+
+    If both were scaled, an axis would be scaled twice.
+    """
+    among: set[Symbol] = set()
+    if not system.heads:
+        return among
+    heads = {system.resolve(symbol) for symbol in system.heads}
+    for sizes in found.tensors.values():
+        for size in sizes:
+            factors = set(sympy.Mul.make_args(system.resolve(formula_of(size)))) & system.widths
+            if factors & heads:
+                among |= factors - heads
+    return among
 
 
 def whole(size: float) -> int:

@@ -18,6 +18,7 @@ from covey import registry
 from covey.combine import class_axis
 from covey.conversion import convert
 from covey.data import Data
+from covey.data.container import IGNORED
 from covey.data.sources import Passing
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError, TrainingError
@@ -165,6 +166,8 @@ def make_job(
         raise OptionError(
             "keep='best' and patience go by a validation score, and the data have no validation samples."
         )
+    if data.task == "segmentation" and recipe.ignore_index is None:
+        recipe = replace(recipe, ignore_index=IGNORED)
     own.check(data, recipe)
     data = _with_classes(given[0], data)
     check_labels(data, recipe)
@@ -196,13 +199,18 @@ def make_job(
         stream=stream_of(data.train, recipe.batch, recipe.seed, shuffle=recipe.shuffle),
         phases=phases,
         loss=own.loss or loss,
-        task={"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification"),
+        task=TASKS.get(data.task)
+        or {"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification"),
         optimizer=own.optimizer,
         schedule=own.schedule,
         callbacks=tuple(own.callbacks),
         way=repr(way),
         folder=None if folder is None else Path(folder),
     )
+
+
+TASKS = {"multilabel": "multilabel"}
+"""What an ensemble answers where the data alone tell; else the loss does."""
 
 
 def has_validation(data: Data) -> bool:
@@ -394,7 +402,7 @@ def _one_epoch(job: Job) -> Iterator[tuple[Any, Tensor]]:
         everyone = everyone[split.targets != job.recipe.ignore_index]
     for rows in everyone.split(job.recipe.batch):
         targets = split.targets[rows].to(device)
-        if job.data.task == "language":
+        if job.data.task in ("language", "segmentation"):
             targets = targets.long()
         yield moved(job.data.prepare(split.read(rows)[0]), device), targets
 
@@ -409,6 +417,12 @@ def _check_storable(method: Any, recipe: Recipe) -> None:
 
 def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
     """The loss that is meant by the recipe for these data and this network."""
+    if data.task == "multilabel":
+        if recipe.loss not in ("auto", "binary"):
+            raise OptionError(
+                f"labels of which several may be true have the loss 'binary'; got {recipe.loss!r}."
+            )
+        return "binary"
     if data.task != "regression":
         if recipe.loss not in ("auto", "cross-entropy", "binary"):
             raise OptionError(f"loss={recipe.loss!r} is for numbers; the data are for {data.task}.")
@@ -420,7 +434,7 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
     if isinstance(network, Ensemble):
         return "gaussian" if network.task == "gaussian" else "mse"
     outputs = _outputs(network, data)
-    return "gaussian" if outputs.shape[-1] == 2 else "mse"
+    return "gaussian" if outputs.shape[-1] == 2 * data.outputs else "mse"
 
 
 def _check_outputs(job: Job, ensemble: Ensemble) -> None:
@@ -432,7 +446,8 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.task == "gaussian" else 1)
     if callable(job.loss) and job.data.task == "regression":
         return  # how many outputs it needs, only that loss knows
-    if found < wanted or (job.data.task == "regression" and found != wanted):
+    exactly = job.data.task in ("regression", "multilabel")
+    if found < wanted or (exactly and found != wanted):
         raise DataError(
             f"the network has {found} outputs and the data need {wanted}: "
             + (

@@ -16,13 +16,16 @@ _NAMED = 5  # row numbers in a message
 
 def check_labels(data: Data, recipe: Recipe) -> None:
     """Refuse labels that are no classes of the data, unless the recipe ignores them."""
-    if recipe.ignore_index is not None and data.task == "regression":
-        raise OptionError("ignore_index names a label, and the data are for regression; leave it out.")
+    if recipe.ignore_index is not None and data.task in ("regression", "multilabel"):
+        raise OptionError(f"ignore_index names a class, and the data are for {data.task}; leave it out.")
     if recipe.ignore_index is not None and (recipe.augment.mixup or recipe.augment.cutmix):
         raise OptionError(
             "mixup and cutmix make probabilities of labels, which ignore_index cannot mark; switch them off, or remove "
             "the samples that are to be ignored."
         )
+    if data.task == "multilabel":
+        for part, split in (("training", data.train), ("validation", data.validation)):
+            _check_truths(split, part, len(data.classes))
     if data.task == "regression" or not data.classes:
         return
     for part, split in (("training", data.train), ("validation", data.validation)):
@@ -53,6 +56,22 @@ def check_targets(targets: Tensor, part: str, classes: int, ignore_index: int | 
         f"in row {place[0]}, and {classes} classes are numbered 0 to {classes - 1}. Correct them, or give "
         f"ignore_index={value} if samples with this label are not to count."
     )
+
+
+def _check_truths(split: Split, part: str, labels: int) -> None:
+    """Labels of which several may be true have a column each, of 0 and 1 or shares between."""
+    targets = split.targets
+    if not split.in_memory or not len(targets):
+        return
+    if targets.shape != (len(split), labels) or not targets.is_floating_point():
+        raise DataError(
+            f"the {part} targets are {targets.dtype} of shape {tuple(targets.shape)}; several labels may be true, so "
+            f"they should be floats of shape ({len(split)}, {labels}), 1 where a label is true and 0 where it is not."
+        )
+    outside = ~((targets >= 0) & (targets <= 1)).all(1)  # NaN too
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        raise DataError(f"the {part} targets are not between 0 and 1 in {_rows(torch.tensor([row]))}.")
 
 
 def check_read(targets: Tensor, part: str, data: Data, recipe: Recipe) -> None:

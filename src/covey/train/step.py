@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from covey.data import train_batch
+from covey.data import Data, train_batch
 from covey.ensemble import Ensemble
 from covey.errors import TrainingError
 from covey.seeds import reseed
@@ -133,7 +133,7 @@ def run_piece(job: Job, ensemble: Ensemble, piece: Microbatch) -> Tensor:
     with job.fabric.autocast():
         return ensemble.losses(
             moved(inputs, device),
-            as_targets(targets, data.task).to(device),
+            as_targets(targets, data).to(device),
             members=piece.members,
             per_member=piece.indices.ndim == 2,
             loss=job.loss,
@@ -144,9 +144,9 @@ def run_piece(job: Job, ensemble: Ensemble, piece: Microbatch) -> Tensor:
         )
 
 
-def as_targets(targets: Tensor, task: str) -> Tensor:
+def as_targets(targets: Tensor, data: Data) -> Tensor:
     """Targets as the loss takes them: a regression's numbers get the axis of the network's one output."""
-    if task != "regression":
+    if data.task != "regression" or data.train.targets.ndim > 1:
         return targets
     return targets[..., None] if targets.is_floating_point() else targets[..., None].float()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.combine import Prediction, Regression
+from covey.combine import Answer, MultiLabel, Prediction, Regression
 from covey.data import Data, Split
 from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
@@ -48,13 +48,10 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
         if not split.in_memory:
             check_read(labels, "validation", job.data, job.recipe)
         args, kwargs = arguments(moved(job.data.prepare(raw), device))
-        targets = as_targets(labels, job.data.task).to(device)
+        targets = as_targets(labels, job.data).to(device)
         with fabric.autocast():
-            answer = _exact(ensemble.predict(*args, check=False, **kwargs))
-        if isinstance(answer, Regression):
-            scores = _regression(answer, targets)
-        else:
-            scores = _classes(*_counted(answer, targets, job.recipe.ignore_index))
+            answer = ensemble.predict(*args, check=False, **kwargs)
+        scores = SUMS[type(answer)](answer, targets, job)
         names = list(scores)
         found = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in scores.values()])
         sums = found if sums is None else sums + found
@@ -71,24 +68,13 @@ def validate(job: Job, ensemble: Ensemble, split: Split, epoch: int) -> dict[str
     return scores
 
 
-def _exact(answer: Prediction | Regression) -> Prediction | Regression:
-    """The answer in float32 at least, whatever precision the network ran in."""
-    if isinstance(answer, Prediction):
-        return Prediction(answer.logits.float())
-    variance = answer.member_variance
-    return Regression(answer.member_mean.float(), None if variance is None else variance.float())
-
-
-def _counted(answer: Prediction, targets: Tensor, ignore_index: int | None) -> tuple[Prediction, Tensor]:
-    """Answers and labels without those that are ignored."""
-    if ignore_index is None:
-        return answer, targets
-    counts = targets != ignore_index
-    return Prediction(answer.logits[:, counts]), targets[counts]
-
-
-def _classes(answer: Prediction, targets: Tensor) -> dict[str, Any]:
-    """Sums over a batch of labels (B, ...)."""
+def _classes(answer: Prediction, targets: Tensor, job: Job) -> dict[str, Any]:
+    """Sums over a batch of labels (B, ...), without those that are ignored."""
+    answer = Prediction(answer.logits.float())  # whatever precision the network ran in
+    ignored = job.recipe.ignore_index
+    if ignored is not None:
+        counts = targets != ignored
+        answer, targets = Prediction(answer.logits[:, counts]), targets[counts]
     targets = targets.long()
     members, classes = len(answer.logits), answer.logits.shape[-1]
     votes = F.one_hot(answer.logits.argmax(-1), classes).sum(0)
@@ -106,30 +92,63 @@ def _classes(answer: Prediction, targets: Tensor) -> dict[str, Any]:
     }
 
 
-def _regression(answer: Regression, targets: Tensor) -> dict[str, Any]:
-    """Sums over a batch of numbers (B, 1)."""
+def _labels(answer: MultiLabel, targets: Tensor, job: Job) -> dict[str, Any]:
+    """Sums over a batch of labels that are 0 or 1, (B, L): each label of each sample counts."""
+    answer = MultiLabel(answer.logits.float())
+    members = len(answer.logits)
+    said = answer.logits > 0
+    votes = said.double().sum(0)
+    pairs = max(members * (members - 1), 1)
+    true = targets > 0.5
+    own = F.binary_cross_entropy_with_logits(
+        answer.logits, targets.expand_as(answer.logits), reduction="none"
+    )
+    return {
+        "count": targets.numel(),
+        "accuracy": (answer.labels == true).sum(),
+        "member_accuracy": (said == true).double().mean(0).sum(),
+        "nll": F.binary_cross_entropy_with_logits(answer.log_odds, targets, reduction="sum").double(),
+        "member_nll": own.double().mean(0).sum(),
+        "disagreement": (2 * votes * (members - votes) / pairs).sum() if members > 1 else 0.0,
+        "between": answer.logits.double().var(0, correction=0).sum(),
+        "within": answer.logits.double().mean(0).var(correction=0) * targets.numel(),
+    }
+
+
+def _regression(answer: Regression, targets: Tensor, job: Job) -> dict[str, Any]:
+    """Sums over a batch of numbers (B, D), in their own unit."""
+    variance = answer.member_variance
+    answer = Regression(answer.member_mean.float(), None if variance is None else variance.float())
+    scale = job.data.target_normalisation
+    unit = torch.ones(1) if scale is None else torch.tensor(scale.std)
+    unit = unit.to(targets.device, torch.float64)
     scores = {
         "count": targets.numel(),
-        "rmse": (answer.mean - targets).double().square().sum(),
-        "member_rmse": (answer.member_mean - targets).double().square().mean(0).sum(),
+        "rmse": ((answer.mean - targets).double() * unit).square().sum(),
+        "member_rmse": ((answer.member_mean - targets).double() * unit).square().mean(0).sum(),
         "between": answer.epistemic.double().sum(),
         "within": targets.double().square().sum(),
     }
     if answer.member_variance is not None:
-        nll = F.gaussian_nll_loss(answer.mean, targets, answer.variance, full=True, reduction="sum")
-        scores["nll"] = nll.double()
+        nll = F.gaussian_nll_loss(answer.mean, targets, answer.variance, full=True, reduction="none")
+        scores["nll"] = (nll.double() + unit.log()).sum()
     return scores
+
+
+SUMS: dict[type[Answer], Callable[[Any, Tensor, Job], dict[str, Any]]] = {
+    Prediction: _classes,
+    MultiLabel: _labels,
+    Regression: _regression,
+}
+"""How a batch of each kind of answer adds to the validation scores."""
 
 
 def _means(sums: dict[str, float], data: Data) -> dict[str, float]:
     count, between, within = sums.pop("count"), sums.pop("between"), sums.pop("within")
     scores = {name: value / count for name, value in sums.items()}
-    unit = data.target_normalisation.std[0] if data.target_normalisation is not None else 1.0
     for name in ("rmse", "member_rmse"):
         if name in scores:
-            scores[name] = math.sqrt(scores[name]) * unit
-    if data.task == "regression" and "nll" in scores:
-        scores["nll"] += math.log(unit)
+            scores[name] = math.sqrt(scores[name])
     if data.task == "language":
         scores["bits"] = scores["nll"] / math.log(2)
     scores["spread"] = math.sqrt(between / within) if within > 0 else 0.0

@@ -27,6 +27,7 @@ from covey.zoo.mobilenet import MobileNetV2
 from covey.zoo.numbers import PiecewiseLinear, quantile_edges
 from covey.zoo.pyramidnet import PyramidNet
 from covey.zoo.resnet import ResNet
+from covey.zoo.unet import UNet
 from covey.zoo.vit import ViT
 from covey.zoo.wideresnet import WideResNet
 
@@ -41,6 +42,7 @@ __all__ = [
     "PiecewiseLinear",
     "PyramidNet",
     "ResNet",
+    "UNet",
     "ViT",
     "WideResNet",
     "create",
@@ -102,6 +104,7 @@ NETWORKS: dict[str, Network] = {
     "mlp": Network(MLP, {}, "Multilayer perceptron, two layers of 200 units", (784,)),
     "convnet": Network(ConvNet, {}, "LeNet-5 with ReLU and BatchNorm", _CIFAR),
     "lstm": Network(LSTM, {}, "LSTM language model of 500 units", (100,), tokens=True),
+    "unet": Network(UNet, {}, "U-Net of any width, a class for each pixel", _CIFAR),
     "resnet-18": Network(ResNet, {"depth": 18, "stem": "imagenet"}, "ResNet-18", _IMAGENET),
     "resnet-34": Network(ResNet, {"depth": 34, "stem": "imagenet"}, "ResNet-34", _IMAGENET),
     "resnet-50": Network(ResNet, {"depth": 50, "stem": "imagenet"}, "ResNet-50", _IMAGENET),
