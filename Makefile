@@ -6,7 +6,7 @@ BIN := .venv/bin
 JOBS ?= 2
 
 # learning rates were searched for each method on validation data (docs/demo.md)
-DEMO := --methods single:lr=0.01 multi-head:lr=0.35 packed:alpha=2,lr=0.1 deep-ensemble:lr=0.033 --seeds 0 1 2 \
+DEMO := --methods single:lr=0.01 multi-head:lr=0.0075 packed:alpha=2,lr=0.1 deep-ensemble:lr=0.033 --seeds 0 1 2 \
 	--data fashion-mnist-small --ood digits --network convnet --network-option width=2 --epochs 10 --batch 64 \
 	--jobs $(JOBS) --threads 1 --no-progress --folder runs/demo
 

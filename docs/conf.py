@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
@@ -63,3 +65,25 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+
+
+def name_the_rest(app: Any, page: str, source: list[str]) -> None:
+    """Put every public name that the API's page does not name at its end, so that none is forgotten."""
+    if page != "api":
+        return
+    import covey
+
+    named = set(re.findall(r"^\.\. auto\w+:: (\S+)", source[0], re.M))
+    lines = []
+    for name in covey.__all__:
+        thing = getattr(covey, name)
+        if name not in named and callable(thing):
+            lines.append(f".. {'autoclass' if isinstance(thing, type) else 'autofunction'}:: {name}")
+    if lines:
+        listed = "\n".join(lines)
+        source[0] += f"\n## More\n\n```{{eval-rst}}\n.. currentmodule:: covey\n\n{listed}\n```\n"
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", name_the_rest)

@@ -251,3 +251,22 @@ def test_a_network_without_gradient_in_eval_mode_can_be_asked_with_gradients_on(
     ens = covey.convert(Halved(), covey.DeepEnsemble(members=2), example=x).eval()
     assert ens(x).shape == (2, 3, 3)  # where "auto" measures
     ens.train().loss(x, torch.tensor([0, 1, 2])).backward()
+
+
+class LayerDrop(nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p, self.body, self.head = p, nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and torch.rand([]) < self.p):
+            x = self.body(x)
+        return self.head(x)
+
+
+def test_random_numbers_that_decide_nothing_make_no_draws() -> None:
+    x = torch.randn(2, 4)
+    with pytest.raises(ConversionError, match=r"same whatever they are.*probability above 0"):
+        covey.convert(LayerDrop(0.0), covey.MCDropout(), example=x)
+    outputs = covey.convert(LayerDrop(0.5), covey.MCDropout(members=20), example=x).eval()(x)
+    assert any(not torch.equal(outputs[0], other) for other in outputs[1:])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from covey import scores as scores
     from covey import sklearn as sklearn
     from covey import zoo as zoo
-    from covey.deploy import Selection, Soup, fuse, select_members, soup
+    from covey.deploy import Selection, Soup, distill, export, fuse, select_members, soup
     from covey.methods import (
         MIMO,
         BatchEnsemble,
@@ -104,8 +104,10 @@ __all__ = [
     "collapse",
     "compare",
     "convert",
+    "distill",
     "dry_run",
     "evaluate",
+    "export",
     "fit",
     "fuse",
     "gather",
@@ -128,7 +130,7 @@ _HOMES = {
         "MultiHead", "NormEnsemble", "Packed", "Replicate", "ShapeShifter", "SharedLowRank", "Slimmable",
         "SuperWeights", "TabM",
     ),
-    "covey.deploy": ("Selection", "Soup", "fuse", "select_members", "soup"),
+    "covey.deploy": ("Selection", "Soup", "distill", "export", "fuse", "select_members", "soup"),
     "covey.report.comparison": ("compare",),
     "covey.scores": ("anytime", "evaluate"),
     "covey.train": ("History", "Machine", "Recipe", "Schedule", "fit"),

@@ -246,7 +246,8 @@ class Ensemble(nn.Module):
             outputs = outputs.float()
         kind = loss or LOSS_OF_TASK[self.task]
         if callable(kind):
-            return own_losses(outputs, targets, kind, per_member=per_member, weights=weights)
+            numbers = range(self.members) if members is None else members
+            return own_losses(outputs, targets, kind, members=numbers, per_member=per_member, weights=weights)
         options = {"weights": weights, "class_weights": class_weights}
         return member_losses(outputs, targets, kind, smoothing, ignore_index, self.class_dim, **options)
 

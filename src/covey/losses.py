@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -17,6 +17,26 @@ LossName = Literal["cross-entropy", "binary", "gaussian", "mse"]
 OwnLoss = Callable[[Tensor, Tensor], Tensor]
 """A loss of one's own: from one member's outputs (B, ...) and the targets (B, ...) to the mean over its samples, (), or
 the loss of each, (B,)."""
+
+
+class PerMember:
+    """A loss of one's own that differs between members.
+
+    Args:
+        loss: called with a member's number, its outputs (B, ...) and the targets (B, ...); else as `OwnLoss`.
+    """
+
+    def __init__(self, loss: Callable[[int, Tensor, Tensor], Tensor]) -> None:
+        self.loss = loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Only members have one."""
+        raise OptionError("this loss differs between members, so it is taken through an ensemble's `losses`.")
+
+    def of(self, k: int) -> OwnLoss:
+        """Member k's."""
+        return lambda outputs, targets: self.loss(k, outputs, targets)
+
 
 LOSS_OF_TASK: dict[str, LossName] = {
     "classification": "cross-entropy",
@@ -142,20 +162,28 @@ def _check_class_weights(weights: Tensor, classes: int) -> None:
 
 
 def own_losses(
-    outputs: Tensor, targets: Tensor, loss: OwnLoss, *, per_member: bool, weights: Tensor | None = None
+    outputs: Tensor,
+    targets: Tensor,
+    loss: OwnLoss,
+    *,
+    members: Sequence[int],
+    per_member: bool,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Each member's mean loss, (M,), by a function of the user's own that is called on one member at a time.
 
     Args:
         outputs: members' outputs, (M, B, ...).
         targets: the same for all members, (B, ...), or with `per_member` each member's own, (M, B, ...).
-        loss: see `OwnLoss`.
+        loss: see `OwnLoss` and `PerMember`.
+        members: the members' numbers.
         per_member: whose targets.
         weights: factors of the samples' losses, (B,) or (M, B); the function then returns the loss of each sample.
     """
     found = []
     for k, answer in enumerate(outputs):
-        each = loss(answer, targets[k] if per_member else targets)
+        own = loss.of(members[k]) if isinstance(loss, PerMember) else loss
+        each = own(answer, targets[k] if per_member else targets)
         _check_own(each, loss, answer.shape[0], weights)
         if weights is not None:
             each = each * (weights[k] if weights.ndim == 2 else weights)

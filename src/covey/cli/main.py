@@ -41,13 +41,15 @@ def main(args: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """The commands by name."""
     from covey.cli import commands as simple
-    from covey.cli import compare, evaluate, networks, predict, reproduce, train
+    from covey.cli import compare, deploy, evaluate, networks, predict, reproduce, serve, train
 
     return {
         "train": train.train,
         "compare": compare.compare,
         "evaluate": evaluate.evaluate,
         "predict": predict.predict,
+        "serve": serve.serve,
+        "export": deploy.export,
         "methods": simple.methods,
         "networks": networks.networks,
         "data": simple.data,

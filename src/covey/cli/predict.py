@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 from tyro.conf import Positional
 
@@ -19,6 +21,7 @@ from covey.cli import run
 from covey.cli.flags import UsageError, parse_one
 from covey.combine import MultiLabel, Prediction, Regression
 from covey.data.inputs import prepare, read_inputs
+from covey.deploy import DeployedEnsemble
 from covey.errors import DataError, StoreError
 from covey.files import write_text
 
@@ -31,7 +34,7 @@ class PredictFlags:
     """Predict with a trained run.
 
     Args:
-        folder: of the run.
+        folder: of the run, or an .onnx file that `covey export` wrote.
         input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         out: a .csv or .json file to write; printed as CSV if not given.
@@ -52,14 +55,11 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
-    record = run.read_settings(Path(own.folder))["record"]
-    ensemble = run.read_ensemble(Path(own.folder), own.network)
+    answering, record = _answering(Path(own.folder), own.network)
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
-        # Checked below instead, over all batches and with the inputs' names.
-        answer = ensemble.predict(prepare(part, record), check=False)
-        rows += prediction_rows(labels, answer, record)
+        rows += prediction_rows(labels, answering(prepare(part, record)), record)
     _check_finite(rows, own.input)
     text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
     if own.out is None:
@@ -71,6 +71,27 @@ def predict(args: Sequence[str]) -> int:
             raise StoreError(f"cannot write {own.out}: {error}") from error
         print(f"{len(rows)} predictions written to {own.out}")
     return 0
+
+
+def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any], dict[str, Any]]:
+    """What answers prepared inputs, and the record of the data that it was trained on."""
+    if path.suffix == ".onnx":
+        deployed = DeployedEnsemble(path)
+        if deployed.about["data"] is None:
+            raise StoreError(
+                f"{path} does not say what data it was trained on: it was exported without record=. Export it from a "
+                "run with `covey export`."
+            )
+
+        def from_file(inputs: Tensor) -> dict[str, Tensor]:
+            found = deployed(inputs.numpy())
+            return {name: torch.from_numpy(array) for name, array in found.items()}
+
+        return from_file, deployed.about["data"]
+    record = run.read_settings(path)["record"]
+    ensemble = run.read_ensemble(path, network)
+    # Whether answers are finite is checked over all batches and with the inputs' names.
+    return (lambda inputs: ensemble.predict(inputs, check=False)), record
 
 
 def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,10 +161,23 @@ def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, lis
     return columns
 
 
+def _file_columns(found: dict[str, Tensor], record: dict[str, Any]) -> dict[str, list[Any]]:
+    """Of an exported file's answer, which has the names of an ensemble's."""
+    answer: Any = SimpleNamespace(**found)
+    if "mean" in found:
+        return _number_columns(answer, record)
+    if record["task"] == "multilabel":
+        answer.labels = answer.probs > 0.5
+        return _label_columns(answer, record)
+    answer.label, answer.max_prob = answer.probs.argmax(-1), answer.probs.amax(-1)
+    return _class_columns(answer, record)
+
+
 COLUMNS: dict[type, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {
     Prediction: _class_columns,
     MultiLabel: _label_columns,
     Regression: _number_columns,
+    dict: _file_columns,
 }
 """What is written of each kind of answer."""
 

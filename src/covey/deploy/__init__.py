@@ -1,7 +1,20 @@
 """From a trained ensemble to something smaller and faster: fewer members, one fused module, a file without covey."""
 
+from covey.deploy.distilling import distill
+from covey.deploy.exporting import Exported, export
 from covey.deploy.fusing import fuse
 from covey.deploy.selecting import Selection, select_members
+from covey.deploy.session import DeployedEnsemble
 from covey.deploy.souping import Soup, soup
 
-__all__ = ["Selection", "Soup", "fuse", "select_members", "soup"]
+__all__ = [
+    "DeployedEnsemble",
+    "Exported",
+    "Selection",
+    "Soup",
+    "distill",
+    "export",
+    "fuse",
+    "select_members",
+    "soup",
+]

@@ -29,7 +29,8 @@ class Constants:
         key = (tuple(tensor.shape), tensor.dtype, _digest(tensor))
         if key not in self._names:
             self._names[key] = self._free(hint)
-            self.tensors[self._names[key]] = tensor.contiguous()
+            # a copy, since a member's row would keep all members' memory alive, and be written with it
+            self.tensors[self._names[key]] = tensor.clone(memory_format=torch.contiguous_format)
         return self._names[key]
 
     def node(self, graph: Graph, hint: str, tensor: Tensor) -> Node:

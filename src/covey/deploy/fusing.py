@@ -50,11 +50,11 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
     with ensemble.evaluating():
         given = Example.of(ensemble.skeleton(), example)
         graph, constants = fused_graph(ensemble, given, seed=seed)
-        plain = _module(graph, constants)
+        plain = graph_module(graph, constants)
         check_equal(ensemble, plain, given, "the fused module")
     if memory_format == "contiguous" or not _has_images(graph, given):
         return plain
-    last = _module(_with_channels_last(graph, given), constants)
+    last = graph_module(_with_channels_last(graph, given), constants)
     for module in (plain, last):
         _timed(module, given)  # the first call of a module does more
     if memory_format == "channels_last" or _timed(last, given) < _timed(plain, given):
@@ -77,7 +77,8 @@ def fused_graph(ensemble: Ensemble, example: Example, *, seed: int = 0) -> tuple
     return graph, constants
 
 
-def _module(graph: Graph, constants: Constants) -> GraphModule:
+def graph_module(graph: Graph, constants: Constants) -> GraphModule:
+    """A plain module that runs a graph."""
     module = GraphModule(constants.module(graph), graph, class_name="FusedEnsemble")
     return module.eval().requires_grad_(False)
 

@@ -15,17 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError, suggest
 from covey.layout import Layout
 from covey.method import Method, Share
 from covey.networks.anatomy import Anatomy, examine
+from covey.networks.calls import pick
 from covey.networks.layers import owner_of
 from covey.parts.plain import assemble
+from covey.seeds import random_state_kept
 
 _Dropout = nn.modules.dropout._DropoutNd
+
+
+_TRIES = 8  # of a network whose random numbers decide what is run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,12 @@ class MCDropout(Method):
                 "MC-dropout needs a network that draws random numbers in train mode, and this one does not. Name the "
                 "modules to put dropout behind, such as MCDropout(p=0.2, after=('layer1.0.conv1',)), or set the "
                 "probability of the dropout layers it has with p=."
+            )
+        if network is body.network and _draws_for_nothing(body):
+            raise ConversionError(
+                "the network draws random numbers in train mode, but its answer is the same whatever they are, as "
+                "where layers are dropped with probability 0. Set a probability above 0 in the network, or name the "
+                "modules to put dropout behind, such as MCDropout(p=0.2, after=('layer1.0.conv1',))."
             )
         return Layout(shared_buffers=(tuple(name for name, _ in network.named_buffers()),))
 
@@ -125,6 +137,22 @@ class MCDropout(Method):
             args, kwargs = body.example
             return bool(examine(network, example=kwargs or args, output=body.output).random)
         return any(isinstance(layer, _Dropout) and layer.p > 0 for layer in network.modules())
+
+
+def _draws_for_nothing(body: Anatomy) -> bool:
+    """Whether no random number goes into the answer, and none decides on the way to it, as far as a few tries tell."""
+    if body.trace is None or body.example is None or body.trace.answers_by_chance:
+        return False
+    answers = []
+    for seed in range(_TRIES):
+        twin = copy.deepcopy(body.network).train()
+        args, kwargs = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, body.example)
+        try:
+            with torch.no_grad(), random_state_kept(twin, seed=seed):
+                answers.append(pick(twin(*args, **kwargs), body.output))
+        except Exception:  # such as BatchNorm on one sample
+            return False
+    return all(torch.equal(answers[0], other) for other in answers[1:])
 
 
 class DropoutEnsemble(Ensemble):

@@ -72,6 +72,17 @@ class Trace:
         """Whether any operation drew random numbers."""
         return any(op.random for op in self.ops)
 
+    @property
+    def answers_by_chance(self) -> bool:
+        """Whether random numbers went into the output; those that only decide what is run do not count."""
+        needed = set(self.outputs)
+        for op in reversed(self.ops):
+            if not needed.isdisjoint(op.writes):
+                if op.random:
+                    return True
+                needed |= op.reads
+        return False
+
     def head(self) -> set[str]:
         """Weights of the layers that give the output: walking back from it, the first on each path."""
         writer = {value: op for op in self.ops for value in op.writes}

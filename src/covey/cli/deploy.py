@@ -1,0 +1,116 @@
+"""`covey export`: a trained run as one file that answers without covey."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tyro.conf import Positional
+
+from covey import deploy
+from covey.cli import run
+from covey.cli.flags import parse_one
+from covey.data import Data
+from covey.data.inputs import prepare, read_inputs
+from covey.deploy.int8 import processor_has_vnni
+from covey.scores import evaluate
+from covey.tables import text_table
+
+CHECKED = 16  # samples that a file must answer as the ensemble does
+CALIBRATED = 256  # samples that int8 is calibrated on
+SCORES = ("accuracy", "nll", "ece", "auroc", "rmse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFlags:
+    """Write a trained run as one file that answers without covey.
+
+    Args:
+        folder: of the run.
+        to: "onnx" for ONNX Runtime, "pt2" for torch.export.
+        out: the file to write; ensemble.onnx or ensemble.pt2 in the run's folder if not given.
+        members: give each member's own answer too.
+        weights: "made" is the fastest; "stored" holds what members share once, the smallest.
+        int8: compute in int8, calibrated on "train" (the run's own training data) or on inputs as `covey predict`
+            takes them; the float file is written too, and a table says what int8 costs.
+        int8_limit: largest share of predictions that int8 may change; layers that hurt stay in float.
+        network: the network as FILE.py:FUNCTION, for a run whose network was one.
+    """
+
+    folder: Positional[str]
+    to: Literal["onnx", "pt2"] = "onnx"
+    out: str | None = None
+    members: bool = False
+    weights: Literal["made", "stored"] = "made"
+    int8: str | None = None
+    int8_limit: float = 0.005
+    network: str | None = None
+
+
+def export(args: Sequence[str]) -> int:
+    """Write a trained run as one file without covey: covey export FOLDER --to onnx"""
+    own = parse_one(
+        "covey export", ExportFlags, args, about="Write a trained run as one file that answers without covey."
+    )
+    folder = run.existing(own.folder)
+    stored = run.read_settings(folder)
+    record = stored["record"]
+    ensemble = run.read_ensemble(folder, own.network)
+    data = run.settings_of(stored).dataset.load()
+    run.check_same_data(data, record, folder)
+    path = Path(own.out) if own.out else folder / f"ensemble.{own.to}"
+    example = data.prepare((data.test if len(data.test) else data.train).inputs[:CHECKED])
+    options: dict[str, Any] = {"to": own.to, "members": own.members, "weights": own.weights, "record": record}
+    written = deploy.export(ensemble, path, example, **options)
+    print(written)
+    if own.int8 is None:
+        return 0
+    small = path.with_name(f"{path.stem}-int8{path.suffix}")
+    calibration = _calibration(own.int8, data, record)
+    print(deploy.export(ensemble, small, example, int8=calibration, int8_limit=own.int8_limit, **options))
+    if len(data.test):
+        print(cost_of_int8(path, small, data))
+    return 0
+
+
+def _calibration(source: str, data: Data, record: dict[str, Any]) -> Tensor:
+    if source == "train":
+        return data.prepare(data.train.inputs[:CALIBRATED])
+    _, inputs = read_inputs(source, record)
+    return prepare(inputs[:CALIBRATED], record)
+
+
+class _Answers(nn.Module):
+    """A file as a network, for `evaluate`: log-probabilities, or predictions."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.deployed = deploy.DeployedEnsemble(path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The file's answer."""
+        found = self.deployed(x.numpy())
+        if "probs" in found:
+            return torch.from_numpy(found["probs"]).clamp_min(1e-30).log()
+        return torch.from_numpy(found["mean"])
+
+
+def cost_of_int8(plain: Path, small: Path, data: Data) -> str:
+    """A table of what int8 costs on the test data, beside what it saves."""
+    rows: list[tuple[str, ...]] = []
+    columns: dict[str, dict[str, float]] = {}
+    for name, path in (("float", plain), ("int8", small)):
+        scores = evaluate(_Answers(path), data)
+        found = {key: value for key, value in scores.headline.items() if value is not None}
+        found["MB"] = path.stat().st_size / 1e6
+        columns[name] = found
+    for key in (*SCORES, "MB"):
+        if all(key in column for column in columns.values()):
+            rows.append((key, *(f"{column[key]:.4f}" for column in columns.values())))
+    has = "has" if processor_has_vnni() else "has no"
+    table = text_table(("", *columns), rows, right=tuple(columns))
+    return f"{table}\nthis processor {has} VNNI"

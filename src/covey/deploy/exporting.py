@@ -1,0 +1,339 @@
+"""`export`: an ensemble as one file that answers without covey, compared with the ensemble before it is there."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import Graph
+
+from covey.deploy import metadata
+from covey.deploy.fusing import TOLERANCE, distance, fused_graph, graph_module, is_random, tolerance
+from covey.deploy.int8 import Quantised, quantise
+from covey.deploy.joining import join, named
+from covey.deploy.session import open_session, results
+from covey.deploy.simplify import merge_equal, without_copies
+from covey.deploy.tracing import Example, quiet
+from covey.ensemble import Ensemble
+from covey.errors import ConversionError, OptionError, StoreError
+from covey.extras import load
+from covey.files import draft as new_file
+from covey.files import whole
+from covey.options import check_choice
+
+KINDS = {"onnx": ".onnx", "pt2": ".pt2"}
+LARGEST = 2**31 - 1
+"""Bytes that one ONNX file can have."""
+
+OF_MEMBERS = ("member_logits", "member_mean", "member_variance")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written.
+
+    Args:
+        path: of the file.
+        bytes: its size.
+        outputs: the names of what it answers.
+        difference: from the ensemble's answer on the example, over its scale; None where members are random.
+        quantised: what int8 did, if it was asked for; the difference is the float file's, before.
+    """
+
+    path: Path
+    bytes: int
+    outputs: tuple[str, ...]
+    difference: float | None
+    quantised: Quantised | None = None
+
+    def __str__(self) -> str:
+        told = f"{self.path}: {self.bytes / 1e6:.2f} MB, {', '.join(self.outputs)}; "
+        if self.difference is None:
+            told += "members are fixed draws"
+        else:
+            told += f"within {self.difference:.1g} of the ensemble's answers"
+        if self.quantised is not None:
+            kept, layers = len(self.quantised.in_float), self.quantised.layers
+            told += f" before int8, which changes {self.quantised.harm:.2%} of them; {kept} of {layers} layers in float"
+        return told
+
+
+def export(
+    ensemble: Ensemble,
+    path: str | Path,
+    example: Any,
+    *,
+    to: Literal["onnx", "pt2"] | None = None,
+    members: bool = False,
+    weights: Literal["made", "stored"] = "made",
+    record: Mapping[str, Any] | None = None,
+    int8: Any = None,
+    int8_limit: float = 0.005,
+    tolerance: float = TOLERANCE,
+    seed: int = 0,
+) -> Exported:
+    """Write the ensemble as an ONNX or torch.export file that needs no covey, at any batch size.
+
+    The file answers `probs`, `entropy` and `mutual_information`, or for regression `mean`, `std`, `epistemic` and
+    `aleatoric`; temperatures and conformal `sets` are inside. Its metadata say everything else under "covey".
+
+    Args:
+        ensemble: what `convert`, `fit` or `load` gave.
+        path: of the file.
+        example: real inputs as the network takes them; the file must answer on them as the ensemble does.
+        to: "onnx" or "pt2"; by default what the path ends with.
+        members: whether the file also gives each member's own answer.
+        weights: "made" stores every member's weights, folded and cut: the fastest. "stored" stores what the ensemble
+            stores and makes members' weights when the file is loaded: the smallest.
+        record: of the training data (`data.record`): classes, normalisation, columns.
+        int8: calibration inputs, as the network takes them and at best some hundred: the file then computes in int8.
+        int8_limit: the largest share of them whose predicted class may change; layers that hurt stay in float.
+        tolerance: how far answers may be from the ensemble's, over the largest of them.
+        seed: of the draws that random members become.
+    """
+    path = Path(path)
+    kind = _kind(path, to)
+    check_choice("weights", weights, ("made", "stored"))
+    if kind == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            load(package)
+    if not path.parent.is_dir():
+        raise StoreError(f"cannot write {path}: there is no folder {path.parent}.")
+    if int8 is not None and kind != "onnx":
+        raise OptionError("int8 is for ONNX files; leave to= at 'onnx'.")
+    ensemble, example = _in_float32(ensemble, example)
+    quantised = None
+    with ensemble.evaluating(), torch.no_grad():
+        given = Example.of(ensemble.skeleton(), example)
+        module = _module(ensemble, given, members, weights, seed)
+        random = is_random(ensemble, given)
+        expected = named(ensemble.answer(ensemble(*given.args, **given.kwargs)))
+        described = metadata.describe(ensemble, given, _outputs(module), record, random, weights)
+        with whole(path) as draft:
+            program = _program(module, given)
+            WRITERS[kind](program, draft, described)
+            found = READERS[kind](draft, given)
+            far = None if random else _check(found, expected, tolerance, kind, draft, program, given)
+            _check_batches(READERS[kind], draft, given, found)
+            if int8 is not None:
+                calibration = _calibration(ensemble, int8)
+                with new_file(path.parent) as twin:
+                    quantised = quantise(draft, twin, calibration, limit=int8_limit)
+                    draft.write_bytes(twin.read_bytes())
+    return Exported(path, path.stat().st_size, tuple(_outputs(module)), far, quantised)
+
+
+def _calibration(ensemble: Ensemble, inputs: Any) -> list[np.ndarray]:
+    given = Example.of(ensemble.skeleton(), inputs)
+    arrays = [tensor.numpy() for tensor in given.tensors]
+    return [array.astype(np.float32) if array.dtype == np.float64 else array for array in arrays]
+
+
+def _kind(path: Path, to: str | None) -> str:
+    if to is None:
+        to = {suffix: kind for kind, suffix in KINDS.items()}.get(path.suffix)
+        if to is None:
+            raise OptionError(f"{path} ends with neither .onnx nor .pt2; say which is meant with to=.")
+    check_choice("to", to, tuple(KINDS))
+    return to
+
+
+def _in_float32(ensemble: Ensemble, example: Any) -> tuple[Ensemble, Any]:
+    """The same in float32, which is what runtimes compute in."""
+    dtypes = {tensor.dtype for tensor in ensemble.parameters() if tensor.is_floating_point()}
+    if dtypes <= {torch.float32}:
+        return ensemble, example
+
+    def single(leaf: Any) -> Any:
+        return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return copy.deepcopy(ensemble).float(), torch.utils._pytree.tree_map(single, example)
+
+
+def _module(ensemble: Ensemble, example: Example, members: bool, weights: str, seed: int) -> nn.Module:
+    if weights == "made":
+        graph, constants = fused_graph(ensemble, example, seed=seed)
+    else:
+        graph, constants = join(ensemble, example, made=False, seed=seed)
+        without_copies(graph)
+        merge_equal(graph)
+    if not members:
+        _without_members(graph)
+    graph.eliminate_dead_code()
+    return graph_module(graph, constants)
+
+
+def _without_members(graph: Graph) -> None:
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    answer: Any = output.args[0]
+    output.args = ({name: node for name, node in answer.items() if name not in OF_MEMBERS},)
+
+
+def _outputs(module: Any) -> list[str]:
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    return list(output.args[0])
+
+
+def _program(module: nn.Module, example: Example) -> ExportedProgram:
+    batch = Dim("batch", min=1)
+    shapes = tuple({0: batch} if example.is_batched(tensor) else None for tensor in example.tensors)
+    with quiet():
+        return torch.export.export(module, example.tensors, dynamic_shapes=shapes)
+
+
+def _write_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any]) -> None:
+    with _quiet_onnx():
+        found = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            input_names=list(about["inputs"]),
+            output_names=list(about["outputs"]),
+            optimize=about["weights"] == "made",  # which computes all constants, stored weights too
+        )
+    assert found is not None
+    model = found.model_proto
+    for old in list(model.metadata_props):
+        model.metadata_props.remove(old)
+    _without_traces(model.graph)
+    entry = model.metadata_props.add()
+    entry.key, entry.value = metadata.KEY, metadata.as_text(about)
+    model.producer_name = "covey"
+    if model.ByteSize() > LARGEST:
+        raise StoreError(
+            f"the file would have {model.ByteSize() / 1e9:.1f} GB, and an ONNX file holds at most 2.1. Take "
+            "weights='stored', which holds what members share once, or to='pt2'."
+        )
+    path.write_bytes(model.SerializeToString())
+
+
+def _without_traces(graph: Any) -> None:
+    """Leave out the lines of code that torch notes with every node: they are nobody's business."""
+    del graph.metadata_props[:]
+    for each in (*graph.node, *graph.value_info, *graph.input, *graph.output):
+        del each.metadata_props[:]
+        each.doc_string = ""
+
+
+@contextmanager
+def _quiet_onnx() -> Iterator[None]:
+    """Without what torch's exporter says about its own insides."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", message=".*axis name.*")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _write_pt2(program: ExportedProgram, path: Path, about: Mapping[str, Any]) -> None:
+    with quiet(), path.open("wb") as file:
+        torch.export.save(program, file, extra_files={f"{metadata.KEY}.json": metadata.as_text(about)})
+
+
+def _read_onnx(path: Path, example: Example) -> dict[str, Tensor]:
+    found = results(open_session(path), [tensor.numpy() for tensor in example.tensors])
+    return {name: torch.from_numpy(array) for name, array in found.items()}
+
+
+def _read_pt2(path: Path, example: Example) -> dict[str, Tensor]:
+    with quiet(), path.open("rb") as file:
+        return torch.export.load(file).module()(*example.tensors)
+
+
+WRITERS = {"onnx": _write_onnx, "pt2": _write_pt2}
+READERS = {"onnx": _read_onnx, "pt2": _read_pt2}
+
+
+def _check(
+    found: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    limit: float,
+    kind: str,
+    path: Path,
+    program: ExportedProgram,
+    example: Example,
+) -> float:
+    """The largest difference from the ensemble; above the limit an error that says where it begins."""
+    largest = 0.0
+    for name, tensor in found.items():
+        far = distance(tensor, expected[name])
+        if far > (limit if tensor.dtype != torch.bool else tolerance(tensor)):
+            begins = _beginning(path, program, example, limit) if kind == "onnx" else ""
+            raise ConversionError(
+                f"the {kind} file does not answer as the ensemble does and was not kept: {name} differs by {far:.2g} "
+                f"of its largest value, more than {limit:.2g}{begins}."
+            )
+        largest = max(largest, far if tensor.dtype != torch.bool else 0.0)
+    return largest
+
+
+def _beginning(path: Path, program: ExportedProgram, example: Example, limit: float) -> str:
+    """The first operation whose result in ONNX Runtime differs from torch's, in words."""
+    onnx = load("onnx")
+    model = onnx.load(str(path))
+    known = {output.name for output in model.graph.output}
+    for node in model.graph.node:
+        for name in node.output:
+            if name and name not in known:
+                model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    session = open_session(model.SerializeToString())
+    found = results(session, [tensor.numpy() for tensor in example.tensors])
+    for name, tensor in _Values(program.module()).of(example).items():
+        if name in found and tuple(found[name].shape) == tuple(tensor.shape):
+            far = distance(torch.from_numpy(found[name]), tensor)
+            if far > limit:
+                return f"; it begins at {name}, which differs by {far:.2g}"
+    return ""
+
+
+class _Values(torch.fx.Interpreter):
+    """Runs a graph and keeps every tensor in it by name."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[str, Tensor] = {}
+
+    def of(self, example: Example) -> dict[str, Tensor]:
+        """Every tensor on this input, in the order of computation."""
+        self.run(*example.tensors)
+        return self.values
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Keeps what one operation gives."""
+        value = super().run_node(n)
+        if n.op == "call_function" and isinstance(value, Tensor):
+            self.values[n.name] = value
+        return value
+
+
+def _check_batches(read: Any, path: Path, example: Example, found: Mapping[str, Tensor]) -> None:
+    """Refuse a file that answers one sample alone otherwise than among others."""
+    alone = Example(
+        (), {}, example.names, tuple(t[:1] if example.is_batched(t) else t for t in example.tensors)
+    )
+    for name, tensor in read(path, alone).items():
+        batched = found[name][:, :1] if name in OF_MEMBERS else found[name][:1]
+        far = distance(tensor, batched)
+        if far > (10 * TOLERANCE if tensor.dtype != torch.bool else 0.5):
+            raise ConversionError(
+                f"the file answers one sample alone otherwise than among others and was not kept: {name} differs by "
+                f"{far:.2g}. The network's answer on a sample depends on the batch it comes in."
+            )

@@ -1,0 +1,115 @@
+"""What an exported file says about itself, so that the file alone is enough."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from covey.data.inputs import RECORD, check_record
+from covey.deploy.tracing import Example
+from covey.ensemble import Ensemble
+from covey.errors import StoreError
+from covey.registry import described
+from covey.schema import Many, Maybe, Named, Record, Truth, Whole, Word, check, parse_json
+from covey.version import __version__
+
+KEY = "covey"
+"""Under which the metadata stand in a file."""
+
+FORMAT = 1
+SPEC = Record(
+    {
+        "format": Whole(),
+        "versions": Named(Word()),
+        "method": Named(),
+        "members": Whole(1),
+        "task": Word(("classification", "multilabel", "regression", "gaussian")),
+        "labels": Many(Word()),
+        "inputs": Named(Named()),
+        "outputs": Named(Word()),
+        "data": Maybe(RECORD),
+        "calibration": Named(),
+        "fixed_draws": Truth(),
+        "weights": Word(("made", "stored")),
+        "coverage": Named(),
+    }
+)
+"""What the metadata look like."""
+
+MEANING = {
+    "probs": "probability of each class, (batch, ..., classes): the mean over members, calibrated",
+    "entropy": "total uncertainty in nats, (batch, ...)",
+    "mutual_information": "what members do not agree on, in nats, (batch, ...)",
+    "sets": "which classes are in the conformal set, (batch, ..., classes)",
+    "member_logits": "each member's logits, (members, batch, ..., classes)",
+    "mean": "the prediction, (batch, ...)",
+    "std": "standard deviation of the prediction, (batch, ...)",
+    "epistemic": "variance between members, (batch, ...)",
+    "aleatoric": "mean variance that members predict, (batch, ...)",
+    "low": "lower end of the conformal interval, (batch, ...)",
+    "high": "upper end of the conformal interval, (batch, ...)",
+    "member_mean": "each member's prediction, (members, batch, ...)",
+    "member_variance": "each member's variance, (members, batch, ...)",
+}
+
+
+def describe(
+    ensemble: Ensemble,
+    example: Example,
+    outputs: Sequence[str],
+    record: Mapping[str, Any] | None,
+    random: bool,
+    weights: str,
+) -> dict[str, Any]:
+    """The metadata of a file."""
+    if record is not None:
+        check_record(record, "record")
+    inputs = {}
+    for name, tensor in zip(example.names, example.tensors, strict=True):
+        first: Any = "batch" if example.is_batched(tensor) else len(tensor)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        inputs[name] = {"shape": [first, *tensor.shape[1:]], "dtype": dtype}
+    calibration = {}
+    if ensemble.temperature is not None:
+        calibration["temperature"] = ensemble.temperature.to_dict()
+    if ensemble.conformal is not None:
+        calibration["conformal"] = ensemble.conformal.to_dict()
+    coverage = ensemble.coverage
+    rows = [[row.name, list(row.shape), row.role, row.parameters] for row in coverage.rows]
+    return {
+        "format": FORMAT,
+        "versions": {"covey": __version__, "torch": str(torch.__version__)},
+        "method": described(ensemble.method),
+        "members": ensemble.members,
+        "task": ensemble.task,
+        "labels": list(record["classes"]) if record else [],
+        "inputs": inputs,
+        "outputs": {name: MEANING[name] for name in outputs},
+        "data": None if record is None else {key: record[key] for key in RECORD.keys},
+        "calibration": calibration,
+        "fixed_draws": random,
+        "weights": weights,
+        "coverage": {"parameters": coverage.total, "of_the_network": coverage.ratio, "tensors": rows},
+    }
+
+
+def as_text(described: Mapping[str, Any]) -> str:
+    """As the file holds it."""
+    return json.dumps(described)
+
+
+def read(text: str | None, path: Path) -> dict[str, Any]:
+    """From what a file holds, checked."""
+    if text is None:
+        raise StoreError(f"{path} was not written by covey: its metadata have no entry {KEY!r}.")
+    found = parse_json(text, path)
+    check(found, SPEC, path)
+    if found["format"] != FORMAT:
+        raise StoreError(f"{path} has format {found['format']}; this covey reads format {FORMAT}.")
+    if found["data"] is not None:
+        check_record(found["data"], str(path))
+    return found

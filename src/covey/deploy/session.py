@@ -1,0 +1,85 @@
+"""Exported ONNX files, run by ONNX Runtime alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.deploy import metadata
+from covey.errors import DataError, StoreError
+from covey.extras import load
+from covey.files import is_ordinary
+
+_KINDS = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(double)": np.float64,
+          "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(uint8)": np.uint8}  # fmt: skip
+
+
+class DeployedEnsemble:
+    """An ensemble in an ONNX file that `covey.export` wrote, run by ONNX Runtime.
+
+    Args:
+        path: of the file.
+        threads: that answer; all of the machine's by default.
+
+    Attributes:
+        about: the file's metadata.
+    """
+
+    def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
+        self.path = Path(path)
+        self.session = open_session(self.path, threads=threads)
+        text = self.session.get_modelmeta().custom_metadata_map.get(metadata.KEY)
+        self.about = metadata.read(text, self.path)
+
+    def __call__(self, *inputs: Any) -> dict[str, np.ndarray]:
+        """The answer by name, for inputs in the order of the file's."""
+        return results(self.session, inputs)
+
+
+def open_session(source: Path | bytes, *, threads: int | None = None) -> Any:
+    """ONNX Runtime with this file, or these bytes of one."""
+    runtime = load("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if isinstance(source, Path) and not is_ordinary(source):
+        raise StoreError(f"{source} is missing, or no ordinary file; expected an exported .onnx file.")
+    content = str(source) if isinstance(source, Path) else source
+    try:
+        return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no base of their own
+        what = source if isinstance(source, Path) else "the file"
+        said = " ".join(str(error).split())[:300]
+        raise StoreError(
+            f"{what} is no ONNX file that ONNX Runtime can run, or is damaged: {said}"
+        ) from error
+
+
+def results(session: Any, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
+    """What a session answers by name."""
+    wanted = session.get_inputs()
+    if len(inputs) != len(wanted):
+        raise DataError(f"the file takes {len(wanted)} inputs; got {len(inputs)}.")
+    given = {}
+    for about, values in zip(wanted, inputs, strict=True):
+        given[about.name] = _fitting(about, np.asarray(values))
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, given), strict=True))
+
+
+def _fitting(about: Any, array: np.ndarray) -> np.ndarray:
+    """An array as the file takes it, or an error that says what it takes."""
+    shape = [size if isinstance(size, int) else "batch" for size in about.shape]
+    fits = array.ndim == len(shape) and all(
+        size == "batch" or size == own for size, own in zip(shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise DataError(f"input {about.name!r} has shape {array.shape}; the file takes {tuple(shape)}.")
+    kind = _KINDS.get(about.type)
+    if kind is None or not np.can_cast(array.dtype, kind, "same_kind"):
+        raise DataError(f"input {about.name!r} holds {array.dtype}; the file takes {about.type}.")
+    return np.ascontiguousarray(array, dtype=kind)

@@ -1,0 +1,180 @@
+"""Exported files answer as the ensemble does, say what they are, and need neither covey nor torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covey
+from covey.deploy import DeployedEnsemble
+from covey.deploy.joining import named
+from covey.errors import MissingExtraError
+from law_networks import NETWORKS, call
+from test_laws import CASES, ensemble_of
+
+SPREAD = [("batch-ensemble", "convnet"), ("hypernetwork", "mlp")]
+GRID = [case for case in CASES if case not in SPREAD and case[0] != "mc-dropout"]
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, Tensor]) -> None:
+    for key, array in found.items():
+        wanted = expected[key].numpy()
+        scale = max(np.abs(wanted).max(), 1)
+        np.testing.assert_allclose(array, wanted, rtol=0, atol=1e-4 * scale)
+
+
+def check(method: str, name: str, path: Path, **options: Any) -> None:
+    ensemble = ensemble_of(method, name).eval()  # in float64; the file is in float32
+    ensemble.run = "loop"
+    covey.export(ensemble, path, NETWORKS[name].x(4), members=True, **options)
+    for samples in (1, 3):
+        x = NETWORKS[name].x(samples)
+        arrays = [value.numpy() for value in (x.values() if isinstance(x, dict) else [x])]
+        assert_close(DeployedEnsemble(path)(*arrays), named(call(ensemble.predict, x)))
+
+
+@pytest.mark.parametrize(("method", "name"), SPREAD)
+def test_onnx_answers_as_the_ensemble(method: str, name: str, tmp_path: Path) -> None:
+    check(method, name, tmp_path / "a.onnx")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "name"), GRID)
+def test_onnx_of_every_method_and_network(method: str, name: str, tmp_path: Path) -> None:
+    check(method, name, tmp_path / "a.onnx", weights="made" if len(name) % 2 else "stored")
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> tuple[covey.Ensemble, Path, Tensor]:
+    """A calibrated classifier with a record of its data, and its file."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    network = nn.Sequential(nn.Linear(4, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 3))
+    ensemble = covey.convert(network, covey.BatchEnsemble(members=4), example=x).eval()
+    ensemble.temperature = covey.scores.Temperature("pooled", (1.7,))
+    ensemble.conformal = covey.scores.Conformal("threshold", 0.1, 0.6)
+    record = {
+        "task": "classification", "classes": ["ash", "elm", "oak"], "shape": [4], "columns": [],
+        "normalisation": None, "target_normalisation": None,
+    }  # fmt: skip
+    path = tmp_path_factory.mktemp("deployed") / "trees.onnx"
+    written = covey.export(ensemble, path, x, record=record)
+    assert written.outputs == ("probs", "entropy", "mutual_information", "sets")
+    assert written.difference is not None
+    assert written.difference < 1e-5
+    assert "within" in str(written)
+    return ensemble, path, x
+
+
+def test_the_file_says_what_it_is(deployed: tuple[covey.Ensemble, Path, Tensor]) -> None:
+    ensemble, path, _ = deployed
+    about = DeployedEnsemble(path).about
+    assert about["labels"] == ["ash", "elm", "oak"]
+    assert about["task"] == "classification"
+    assert about["members"] == 4
+    assert about["inputs"] == {"x": {"shape": ["batch", 4], "dtype": "float32"}}
+    assert about["versions"]["covey"] == covey.__version__
+    assert about["calibration"]["temperature"]["values"] == [1.7]
+    assert about["coverage"]["parameters"] == sum(p.numel() for p in ensemble.parameters())
+    content = path.read_bytes()
+    for secret in (b"/home", str(Path(__file__).parent).encode(), b"site-packages"):
+        assert secret not in content, "no path of whoever wrote it"
+
+
+STRANGER = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "covey", "onnx", "onnxscript"):
+            raise ImportError("a stranger does not have " + name)
+sys.meta_path.insert(0, Refuse())
+import json
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+about = json.loads(session.get_modelmeta().custom_metadata_map["covey"])
+x = numpy.load(sys.argv[2])
+answer = dict(zip(about["outputs"], session.run(list(about["outputs"]), {"x": x})))
+labels = [about["labels"][i] for i in answer["probs"].argmax(-1)]
+print(json.dumps({"labels": labels, **{name: array.tolist() for name, array in answer.items()}}))
+"""
+
+
+def test_a_stranger_with_onnxruntime_and_numpy(
+    deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path
+) -> None:
+    ensemble, path, x = deployed
+    np.save(tmp_path / "x.npy", x.numpy())
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", STRANGER, path, tmp_path / "x.npy"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    expected = ensemble.predict(x)
+    np.testing.assert_allclose(told["probs"], expected.probs.numpy(), atol=1e-5)
+    np.testing.assert_allclose(told["mutual_information"], expected.mutual_information.numpy(), atol=1e-5)
+    assert told["sets"] == expected.sets.tolist()
+    assert told["labels"] == [("ash", "elm", "oak")[i] for i in expected.label]
+
+
+def test_shared_weights_are_stored_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 32)
+    network = nn.Sequential(nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
+    size = 4 * sum(p.numel() for p in network.parameters())
+    ensemble = covey.convert(network, covey.BatchEnsemble(members=4), example=x).eval()
+    small = covey.export(ensemble, tmp_path / "small.onnx", x, weights="stored")
+    assert small.bytes < 1.1 * size
+    assert_close(DeployedEnsemble(small.path)(x[:1].numpy()), named(ensemble.predict(x[:1])))
+
+
+def test_pt2(tmp_path: Path) -> None:
+    ensemble = ensemble_of("multi-head", "mlp").float().eval()
+    x = torch.randn(4, 6)
+    covey.export(ensemble, tmp_path / "a.pt2", x)
+    extra = {"covey.json": ""}
+    program = torch.export.load(tmp_path / "a.pt2", extra_files=extra)
+    assert json.loads(extra["covey.json"])["members"] == 3
+    torch.testing.assert_close(program.module()(x[:1])["probs"], ensemble.predict(x[:1]).probs)
+
+
+def test_a_difference_is_found_and_leaves_no_file(tmp_path: Path) -> None:
+    ensemble = ensemble_of("multi-head", "convnet").eval()
+    x = NETWORKS["convnet"].x(4)
+    with pytest.raises(covey.CoveyError, match=r"was not kept: \w+ differs by .*; it begins at \w+"):
+        covey.export(ensemble, tmp_path / "a.onnx", x, tolerance=1e-12)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_input(
+    deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble, path, x = deployed
+    with pytest.raises(covey.CoveyError, match=r"ends with neither .onnx nor .pt2"):
+        covey.export(ensemble, tmp_path / "a.bin", x)
+    with pytest.raises(covey.CoveyError, match="there is no folder"):
+        covey.export(ensemble, tmp_path / "no" / "a.onnx", x)
+    with pytest.raises(covey.CoveyError, match=r"has shape \(2, 5\); the file takes \('batch', 4\)"):
+        DeployedEnsemble(path)(np.zeros((2, 5), np.float32))
+    with pytest.raises(covey.CoveyError, match="takes 1 inputs; got 2"):
+        DeployedEnsemble(path)(x, x)
+    damaged = tmp_path / "damaged.onnx"
+    content = path.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    with pytest.raises(covey.CoveyError, match="no ONNX file that ONNX Runtime can run, or is damaged"):
+        DeployedEnsemble(damaged)
+    with pytest.raises(covey.CoveyError, match="missing, or no ordinary file"):
+        DeployedEnsemble(tmp_path)
+    damaged.write_bytes(content.replace(b'"format": 1', b'"format": 7'))
+    with pytest.raises(covey.CoveyError, match="has format 7"):
+        DeployedEnsemble(damaged)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'covey\[export\]'"):
+        covey.export(ensemble, tmp_path / "a.onnx", x)
