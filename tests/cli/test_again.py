@@ -101,19 +101,9 @@ def test_overwrite_and_resume_exclude_each_other(covey, trained):
 
 
 def test_a_run_goes_on_without_its_flags(covey, tmp_path, monkeypatch):
-    covey(
-        *WORDS[:1],
-        "batch-ensemble",
-        "--members",
-        3,
-        *WORDS[2:],
-        *FEW[:-3],
-        4,
-        "--folder",
-        "whole",
-        "--lr",
-        0.2,
-    )
+    own = ("batch-ensemble", "--members", 3, "--lr", 0.2, "--run", "loop")
+    command = ("train", *own, *WORDS[2:], *FEW[:-3], 4, "--folder")
+    assert covey(*command, "whole")[0] == 0
     stop = iter([None, None, KeyboardInterrupt])
 
     def after_epoch(*_):
@@ -122,20 +112,7 @@ def test_a_run_goes_on_without_its_flags(covey, tmp_path, monkeypatch):
             raise kind
 
     monkeypatch.setattr("covey.train.history.write", after_epoch)
-    command = (
-        *WORDS[:1],
-        "batch-ensemble",
-        "--members",
-        3,
-        *WORDS[2:],
-        *FEW[:-3],
-        4,
-        "--folder",
-        "run",
-        "--lr",
-        0.2,
-    )
-    assert covey(*command)[0] == 130
+    assert covey(*command, "run")[0] == 130
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     code, _, err = covey("train", "--resume", "run", "--lr", 0.3)
