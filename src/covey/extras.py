@@ -38,6 +38,11 @@ EXTRA_OF: dict[str, str] = {
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",
+    "anyio": "serve",
+    "fastapi": "serve",
+    "python_multipart": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 """For each package that may be missing, by the name it is imported under, an extra that brings it."""
 

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"
 COMMANDS = (
-    "", "train", "train batch-ensemble", "compare", "evaluate", "predict", "export", "methods", "networks", "data",
-    "reproduce",
+    "", "train", "train batch-ensemble", "compare", "evaluate", "predict", "serve", "export", "methods", "networks",
+    "data", "reproduce",
     "show",
 )  # fmt: skip
 SCRIPT = """

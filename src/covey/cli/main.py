@@ -41,13 +41,14 @@ def main(args: Sequence[str] | None = None) -> int:
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """The commands by name."""
     from covey.cli import commands as simple
-    from covey.cli import compare, deploy, networks, reproduce
+    from covey.cli import compare, deploy, networks, reproduce, serve
 
     return {
         "train": simple.train,
         "compare": compare.compare,
         "evaluate": simple.evaluate,
         "predict": simple.predict,
+        "serve": serve.serve,
         "export": deploy.export,
         "methods": simple.methods,
         "networks": networks.networks,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -95,26 +96,39 @@ def _check_alike(paths: Sequence[Path], arrays: Sequence[np.ndarray]) -> None:
 
 def _try(path: Path, size: tuple[int, ...] | None, channels: int | None) -> np.ndarray | str:
     """One image, (C, H, W) uint8, or what is wrong with it."""
-    pil, operations = load("PIL.Image"), load("PIL.ImageOps")
-
     try:
         if not is_ordinary(path):
             raise ValueError("it is no ordinary file")
-        with pil.open(path, formats=_FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(
-                    f"it has {image.width:,} x {image.height:,} pixels, and at most {MOST_PIXELS:,} are read"
-                )
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"it has mode {image.mode}; images of 8 bits a channel are expected")
-            grey = image.mode in ("1", "L", "LA")
-            picture = image.convert(_MODES[channels or (1 if grey else 3)])
-            if size is not None and picture.size != size[::-1]:
-                picture = operations.fit(picture, (size[1], size[0]), pil.Resampling.BILINEAR)
+        return _decoded(path, size, channels)
     except Exception as error:  # decoders meet damaged content with errors of any kind
         return str(error) or type(error).__name__
-    pixels = np.asarray(picture)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def decode(content: BinaryIO, shape: tuple[int, ...]) -> np.ndarray:
+    """The content of an image file as (C, H, W) uint8, scaled until it just covers the shape, and its middle taken."""
+    try:
+        return _decoded(content, shape[1:], shape[0])
+    except Exception as error:
+        raise DataError(f"cannot be read as an image: {error or type(error).__name__}") from error
+
+
+def _decoded(source: Path | BinaryIO, size: tuple[int, ...] | None, channels: int | None) -> np.ndarray:
+    pil, operations = load("PIL.Image"), load("PIL.ImageOps")
+
+    with pil.open(source, formats=_FORMATS) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(
+                f"it has {image.width:,} x {image.height:,} pixels, and at most {MOST_PIXELS:,} are read"
+            )
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"it has mode {image.mode}; images of 8 bits a channel are expected")
+        grey = image.mode in ("1", "L", "LA")
+        picture = image.convert(_MODES[channels or (1 if grey else 3)])
+        if size is not None and picture.size != size[::-1]:
+            picture = operations.fit(picture, (size[1], size[0]), pil.Resampling.BILINEAR)
+    # A copy, since what Pillow lends cannot be written to.
+    pixels = np.array(picture)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def _check_memory(needed: int) -> None:

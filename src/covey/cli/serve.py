@@ -1,0 +1,107 @@
+"""covey serve: a trained run behind HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+from covey.cli import run
+from covey.cli.flags import UsageError, parse
+from covey.ensemble import Ensemble
+from covey.errors import OptionError
+from covey.extras import load
+
+if TYPE_CHECKING:
+    from covey.scores import Anytime
+
+_SCORED = 512  # validation samples that subsets of members are scored on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags:
+    """Serve a trained run.
+
+    Args:
+        folder: of the run.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
+        host: address to listen at; 127.0.0.1 is this machine alone, 0.0.0.0 every network it is in.
+        port: 0 takes a free one.
+        name: of the model in the paths of the Open Inference Protocol; the folder's by default.
+        defer: mark answers whose uncertainty is above this.
+        defer_by: which uncertainty: entropy or mutual_information of classes, std or epistemic of numbers.
+        anytime: measure subsets of members on the validation data first, so that requests may name a budget_ms.
+    """
+
+    folder: Positional[str] = ""
+    network: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    name: str | None = None
+    defer: float | None = None
+    defer_by: str | None = None
+    anytime: bool = False
+
+
+def serve(args: Sequence[str]) -> int:
+    """Serve a trained run over HTTP: covey serve FOLDER [--port 8000] [--defer 0.5]"""
+    for package in ("fastapi", "uvicorn", "python_multipart"):
+        load(package)
+    from covey import serving
+
+    parts = {"own": ServeFlags(), "limits": serving.Limits()}
+    found = parse("covey serve", parts, args, about=_ABOUT)
+    own, limits = found["own"], found["limits"]
+    if not own.folder:
+        raise UsageError("covey serve needs the folder of a run: covey serve FOLDER")
+    folder = run.existing(own.folder)
+    record = run.read_settings(folder)["record"]
+    # The port is taken before the work, so that one in use is told of at once.
+    place = serving.bind(own.host, own.port)
+    try:
+        ensemble = run.read_ensemble(folder, own.network)
+        model = serving.Model(
+            ensemble=ensemble,
+            record=record,
+            name=own.name or _plain(folder),
+            defer=own.defer,
+            defer_by=own.defer_by,
+            anytime=_measured(ensemble, folder, limits.batch) if own.anytime else None,
+        )
+        model.warm_up(limits.batch)
+        host, port = place.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"serving {folder} at http://{shown}:{port}/ (stop with Ctrl-C)", flush=True)
+        serving.serve(serving.application(model, limits), place, limits)
+    finally:
+        place.close()
+    print("stopped; everything that was accepted is answered", flush=True)
+    return 0
+
+
+_ABOUT = (
+    "Serve a trained run over HTTP: /predict, /metadata, /metrics, a page at /, and /v2 for KServe's clients."
+)
+
+
+def _plain(folder: Path) -> str:
+    """The folder's name as a path of a URL can hold it."""
+    return re.sub(r"[^\w.-]+", "-", folder.resolve().name, flags=re.ASCII).strip("-.") or "covey"
+
+
+def _measured(ensemble: Ensemble, folder: Path, batch: int) -> Anytime:
+    """What each subset of members costs at the service's batch size, and how good it is on validation data."""
+    from covey.scores import anytime
+
+    settings = run.settings_of(run.read_settings(folder))
+    data = settings.dataset.load()
+    if not len(data.validation):
+        raise OptionError(
+            f"--anytime scores members on validation data, and {folder} was trained without any."
+        )
+    inputs, targets = next(data.validation.in_order(_SCORED))
+    return anytime(ensemble, data.prepare(inputs), targets, score="nll", batch=batch)

@@ -1,0 +1,10 @@
+"""An ensemble behind HTTP: predictions with their uncertainty, batched over concurrent requests."""
+
+from __future__ import annotations
+
+from covey.serving.application import application
+from covey.serving.limits import Limits
+from covey.serving.model import Model
+from covey.serving.server import bind, serve
+
+__all__ = ["Limits", "Model", "application", "bind", "serve"]

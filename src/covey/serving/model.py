@@ -1,0 +1,215 @@
+"""What is served: an ensemble, what its inputs look like, and how its answers are told."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.combine import Prediction, Regression
+from covey.data import tokens
+from covey.data.inputs import prepare
+from covey.ensemble import Ensemble
+from covey.errors import EvaluationError, OptionError
+from covey.scores.subsets import Anytime
+from covey.serving.batcher import Columns
+from covey.serving.refusals import RefusedError
+from covey.version import __version__
+
+FINITE = "finite"  # a column that says whether all numbers of a sample's answer are
+MEMBERS = "members"  # a column with the members' own answers
+_DEFER_BY = {
+    "classification": ("entropy", "mutual_information"),
+    "regression": ("std", "epistemic"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """An ensemble that is ready to be served.
+
+    Args:
+        ensemble: in eval mode.
+        record: of the training data, `Data.record`: shape, columns, classes and normalisation.
+        name: in the paths of the Open Inference Protocol.
+        defer: answers whose uncertainty is above it are marked; None for no mark.
+        defer_by: "entropy" (nats) or "mutual_information" of classes, "std" or "epistemic" of numbers; the first
+            by default.
+        anytime: what subsets of members cost, for requests that name a budget of time.
+    """
+
+    ensemble: Ensemble
+    record: Mapping[str, Any]
+    name: str = "covey"
+    defer: float | None = None
+    defer_by: str | None = None
+    anytime: Anytime | None = None
+
+    def __post_init__(self) -> None:
+        for task in (self.record["task"], self.ensemble.task):
+            if task not in (*_DEFER_BY, "gaussian"):
+                raise OptionError(
+                    f"only runs that answer with one class or one number are served; this one's task is {task}."
+                )
+        if not re.fullmatch(r"[\w.-]{1,200}", self.name, re.ASCII):
+            raise OptionError(f"--name has letters, digits, '.', '_' and '-' alone; got {self.name!r}.")
+        if self.defer is not None and not (math.isfinite(self.defer) and self.defer >= 0):
+            raise OptionError(f"--defer is a finite number of at least 0; got {self.defer}.")
+        known = _DEFER_BY[self.task]
+        if self.defer_by is not None and self.defer_by not in known:
+            raise OptionError(
+                f"--defer-by is one of {', '.join(known)} for {self.task}; got {self.defer_by!r}."
+            )
+
+    @property
+    def task(self) -> str:
+        """ "classification" or "regression"."""
+        return self.record["task"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.record["shape"])
+
+    @property
+    def columns(self) -> list[dict[str, Any]]:
+        """How the columns of a table are encoded; none where inputs are arrays."""
+        return self.record["columns"]
+
+    @property
+    def takes(self) -> str:
+        """What inputs are: "table", "text", "image" or "array"."""
+        if self.columns:
+            return "text" if self.columns[0]["kind"] == tokens.KIND else "table"
+        return "image" if len(self.shape) == 3 and self.shape[0] in (1, 3) else "array"
+
+    @property
+    def uncertainty(self) -> str:
+        """The number that is compared with the threshold."""
+        return self.defer_by or _DEFER_BY[self.task][0]
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The names of what is answered for each sample."""
+        if self.task == "regression":
+            return ("mean", "std", "epistemic", "aleatoric", "defer")
+        return ("label", "probs", "entropy", "mutual_information", "defer")
+
+    def classes(self, outputs: int) -> list[str]:
+        """A name for each output; a network may have more outputs than the data have classes."""
+        named = list(self.record["classes"])[:outputs]
+        return named + [f"class {i}" for i in range(len(named), outputs)]
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Raw inputs, (N, ...), as the ensemble takes them."""
+        return prepare(inputs, dict(self.record))
+
+    def chosen(self, budget_ms: float | None, samples: int) -> tuple[int, ...] | None:
+        """The members that answer within a budget of time; None for all."""
+        if budget_ms is None:
+            return None
+        if self.anytime is None:
+            raise RefusedError(
+                422, "budget_ms needs a service that has measured its members: start it with --anytime"
+            )
+        try:
+            return self.anytime.best(budget_ms, samples).members
+        except EvaluationError as error:
+            raise RefusedError(422, str(error)) from error
+
+    def run(self, inputs: Tensor, members: Sequence[int] | None = None, each: bool = False) -> Columns:
+        """The answer to prepared inputs, (N, ...), by name with one entry per sample."""
+        subset = {} if members is None else {"members": members}
+        # Not checked here, where several requests share a batch: `FINITE` tells which samples are to blame.
+        found = self.ensemble.predict(inputs, check=False, **subset)
+        if isinstance(found, Regression):
+            columns = self._of_numbers(found, each)
+        else:
+            assert isinstance(found, Prediction)  # other tasks were refused
+            columns = self._of_classes(found, each)
+        if self.defer is None:
+            columns["defer"] = [None] * len(inputs)
+        else:
+            columns["defer"] = [value > self.defer for value in columns[self.uncertainty]]
+        return columns
+
+    def _of_classes(self, found: Prediction, each: bool) -> Columns:
+        names = self.classes(found.probs.shape[-1])
+        columns: Columns = {
+            "label": [names[i] for i in found.label.tolist()],
+            "probs": found.probs.tolist(),
+            "entropy": found.entropy.tolist(),
+            "mutual_information": found.mutual_information.tolist(),
+            FINITE: found.probs.isfinite().all(-1).tolist(),
+        }
+        if found.conformal is not None:
+            columns["set"] = [[names[i] for i in row.nonzero().flatten().tolist()] for row in found.sets]
+        if each:
+            columns[MEMBERS] = found.member_log_probs.exp().transpose(0, 1).tolist()
+        return columns
+
+    def _of_numbers(self, found: Regression, each: bool) -> Columns:
+        unit = self.record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
+        scale, shift = unit["std"][0], unit["mean"][0]
+        variance = found.variance.flatten()
+        columns: Columns = {
+            "mean": (found.mean.flatten() * scale + shift).tolist(),
+            "std": (found.std.flatten() * scale).tolist(),
+            "epistemic": (found.epistemic.flatten() * scale**2).tolist(),
+            "aleatoric": (found.aleatoric.flatten() * scale**2).tolist(),
+            FINITE: (variance.isfinite() & found.mean.flatten().isfinite()).tolist(),
+        }
+        if each:
+            means = found.member_mean.flatten(1).transpose(0, 1)
+            columns[MEMBERS] = (means * scale + shift).tolist()
+        return columns
+
+    def warm_up(self, batch: int = 1) -> None:
+        """Answer once, so that a run that cannot be served says so before the first request, and none waits for it."""
+        dtype = torch.int64 if self.takes == "text" else torch.float32
+        for size in sorted({1, batch}):
+            columns = self.run(self.prepared(torch.zeros(size, *self.shape, dtype=dtype)))
+            nested = any(
+                isinstance(row, list) and isinstance(row[0], list) for row in columns.get("probs", ())
+            )
+            if len(columns[FINITE]) != size or nested:
+                raise OptionError(
+                    "only networks that answer with one class or one number per sample are served; this one gives more."
+                )
+
+    def metadata(self) -> dict[str, Any]:
+        """What a client needs to know."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "version": __version__,
+            "task": self.task,
+            "method": type(self.ensemble.method).__name__,
+            "members": self.ensemble.members,
+            "takes": self.takes,
+            "shape": list(self.shape),
+            "answers": list(self.answers),
+            "classes": list(self.record["classes"]),
+            "columns": [_described(column) for column in self.columns],
+            "defer": None if self.defer is None else {"above": self.defer, "of": self.uncertainty},
+            "calibrated": self.ensemble.temperature is not None,
+        }
+        if self.anytime is not None:
+            found["anytime"] = [
+                {"members": list(subset.members), "ms": subset.milliseconds, "score": subset.score}
+                for subset in self.anytime.front()
+            ]
+        return found
+
+
+def _described(column: Mapping[str, Any]) -> dict[str, Any]:
+    """A column for a client: its name, its kind and the values it may have."""
+    told = {"name": column["name"], "kind": column["kind"]}
+    for name in ("values", "format", "missing"):
+        if name in column:
+            told[name] = column[name]
+    return told

@@ -1,0 +1,107 @@
+"""The page to try a service by hand, in a real browser: Debian's chromium, headless, driven through selenium."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from covey.serving import Limits, application, bind
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="skipped: selenium is not installed")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None,
+        reason="skipped: no chromium and chromedriver (on Debian: apt-get install chromium chromium-driver)",
+    ),
+]
+
+
+@contextmanager
+def served(model: Any) -> Iterator[str]:
+    import uvicorn
+
+    place = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(application(model, Limits()), log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+    thread.start()
+    yield f"http://127.0.0.1:{place.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+    place.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.implicitly_wait(30)
+    yield driver
+    driver.quit()
+
+
+def wait(browser: Any, condition: str) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 60).until(lambda page: page.execute_script(f"return {condition}"))
+
+
+def test_an_image(browser, images, tmp_path):
+    raw = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    Image.fromarray(raw).save(tmp_path / "pet.png")
+    with served(images) as address:
+        browser.get(address)
+        wait(browser, "!document.getElementById('go').disabled")
+        assert browser.title == "pets"
+        browser.find_element("id", "go").click()
+        wait(browser, "document.getElementById('status').className === 'error'")
+        assert "Choose an image first" in browser.find_element("id", "status").text
+        browser.find_element("id", "file").send_keys(str(tmp_path / "pet.png"))
+        wait(browser, "!document.getElementById('answer').hidden")
+        prepared = images.prepared(torch.from_numpy(raw[None, None]))
+        want = images.ensemble.predict(prepared)
+        assert browser.find_element("id", "label").text == images.record["classes"][int(want.label)]
+        assert browser.find_element("id", "entropy").text == f"{want.entropy.item():.4f}"
+        assert len(browser.find_elements("css selector", ".member")) == 3
+        shares = "return [...document.querySelectorAll('#ensemble .fill')].map(e => parseFloat(e.style.width) / 100)"
+        assert np.allclose(browser.execute_script(shares), sorted(want.probs[0].tolist())[::-1], atol=1e-4)
+        loaded = browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+        assert all(name.startswith((address, "data:", f"blob:{address}")) for name in loaded), loaded
+        browser.save_screenshot(str(tmp_path / "image.png"))
+        assert browser.get_log("browser") == []
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_row_and_a_refusal(browser, table, tmp_path):
+    with served(table) as address:
+        browser.get(address)
+        wait(browser, "!document.getElementById('go').disabled")
+        assert len(browser.find_elements("css selector", "#fields label")) == 4
+        browser.find_element("id", "column-3").send_keys("2021-01-01")
+        browser.find_element("id", "go").click()
+        wait(browser, "!document.getElementById('answer').hidden")
+        assert "±" in browser.find_element("id", "label").text
+        assert len(browser.find_elements("css selector", ".member")) == 3
+        browser.save_screenshot(str(tmp_path / "row.png"))
+        age = browser.find_element("id", "column-0")
+        age.clear()
+        age.send_keys("<b>old</b>")
+        browser.find_element("id", "go").click()
+        wait(browser, "document.getElementById('status').className === 'error'")
+        told = browser.find_element("id", "status").text
+        assert "column 'age': expected a number; got the text '<b>old</b>'" in told
+        assert not browser.find_element("id", "answer").is_displayed()
