@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,6 +25,18 @@ def pytest_configure() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _steady_choice(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where members run as "auto" chooses, the loop wins, so that bits do not depend on how busy the machine is.
+
+    All ways are still tried. `test_run` is about the choice itself.
+    """
+    if request.module.__name__ == "test_run":
+        return
+    standing = SimpleNamespace(perf_counter=lambda: 0.0)
+    monkeypatch.setattr("covey.run.time", standing)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +20,11 @@ import httpx
 import numpy as np
 import pytest
 import torch
+import uvicorn
 
 from covey import extras
 from covey.cli.main import main
+from covey.serving import Limits, application, server
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,3 +133,37 @@ def test_many_clients_a_slow_one_and_sigterm(run):
         process.wait()
         process.stdout.close()
         slow.close()
+
+
+def send_a_head_without_end(connection: socket.socket) -> None:
+    connection.sendall(b"GET /health HTTP/1.1\r\n")
+    for _ in range(1000):
+        connection.sendall(b"X: " + b"y" * 4000 + b"\r\n")
+        time.sleep(0.001)
+
+
+def test_a_head_without_an_end_and_a_client_that_says_nothing(images, monkeypatch):
+    """In-process: the connection is closed, and others are served meanwhile."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
+    place = server.bind("127.0.0.1", 0)
+    limits = Limits()
+    config = uvicorn.Config(
+        application(images, limits), http=server._Protocol, ws="none", log_level="critical"
+    )
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [place]})
+    thread.start()
+    address = place.getsockname()
+    try:
+        with (
+            socket.create_connection(address, 20) as silent,
+            socket.create_connection(address, 20) as endless,
+        ):
+            with pytest.raises(OSError, match="reset|Broken pipe"):
+                send_a_head_without_end(endless)
+            assert httpx.get(f"http://127.0.0.1:{address[1]}/health", timeout=20).status_code == 200
+            assert silent.recv(10) == b"", "closed by the service"
+    finally:
+        running.should_exit = True
+        thread.join()
+        place.close()

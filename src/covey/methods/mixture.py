@@ -69,7 +69,7 @@ class Mixture(TemplateMethod):
     def renamed(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Ensembles that were stored before `heads` was an option have a head for each member."""
         # a stored ensemble names all its options, a recipe only those that differ from the defaults
-        older = {f.name for f in fields(cls)} - {"heads"}
+        older = {f.name for f in fields(cls)} - {"heads", "recompute"}
         return {"heads": "member", **options} if older <= set(options) else dict(options)
 
     def draft(self, bodies: Sequence[Anatomy], idle: Sequence[Collection[str]]) -> Draft:

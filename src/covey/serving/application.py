@@ -54,6 +54,9 @@ def application(model: Model, limits: Limits | None = None) -> FastAPI:
     # FastAPI's own pages about paths would load scripts from foreign hosts.
     app = FastAPI(title="covey", lifespan=service.lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     under = f"/v2/models/{model.name}"
+    # Paths are tried in order, and these are asked for most.
+    app.add_route("/predict", service.predict, methods=["POST"])
+    app.add_route(f"{under}/infer", service.infer, methods=["POST"])
     for path, handler in {
         "/health": service.health,
         "/metadata": service.metadata,
@@ -67,8 +70,6 @@ def application(model: Model, limits: Limits | None = None) -> FastAPI:
         app.add_route(path, handler, methods=["GET"])
     for path, (name, kind) in _PAGE.items():
         app.add_route(path, _file(name, kind), methods=["GET"])
-    app.add_route("/predict", service.predict, methods=["POST"])
-    app.add_route(f"{under}/infer", service.infer, methods=["POST"])
     app.add_exception_handler(RefusedError, _refused)
     app.add_exception_handler(HTTPException, _no_path)
     app.add_exception_handler(Exception, _fault)

@@ -11,13 +11,15 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from covey.errors import OptionError
 from covey.serving.limits import Limits
 
 IDLE_SECONDS = 10.0
 """After which a connection is closed that has sent no whole head of a request."""
+MOST_HEAD = 1 << 16
+"""Bytes of a request's head."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -73,13 +75,17 @@ def _ending_quietly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _Protocol(H11Protocol):
-    """HTTP that does not wait for ever for the head of a request."""
+_Http: Any = AutoHTTPProtocol  # httptools' where it is installed, which is faster, else h11's
+
+
+class _Protocol(_Http):
+    """HTTP that does not wait for ever for the head of a request, nor read one without end."""
 
     def connection_made(self, transport: Any) -> None:
         """Look after the connection from now on."""
         super().connection_made(transport)
         self._seen: Any = None
+        self._head = 0
         self._watch = self.loop.call_later(IDLE_SECONDS, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,10 +93,19 @@ class _Protocol(H11Protocol):
         self._watch.cancel()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Close the connection if a head does not end."""
+        super().data_received(data)
+        self._head = self._head + len(data) if self._resting() else 0
+        if self._head > MOST_HEAD:
+            self.transport.close()
+
+    def _resting(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
     def _look(self) -> None:
         """Close the connection if no request has begun since the last look and none is being answered."""
-        resting = self.cycle is None or self.cycle.response_complete
-        if resting and self.cycle is self._seen:
+        if self._resting() and self.cycle is self._seen:
             self.transport.close()
             return
         self._seen = self.cycle
