@@ -3,8 +3,9 @@
     python benchmarks/deploy.py                                   # ResNet-18 with the CIFAR stem, four members
     python benchmarks/deploy.py --methods packed --batches 32     # part of it
 
-Forms: the eager ensemble, fused in torch, ONNX Runtime in float and in int8 (calibrated on noise: for speed alone).
-Run it on an idle machine.
+Forms: the eager ensemble, fused in torch, ONNX Runtime in float and in int8 (calibrated on noise: for speed alone), and
+with --compiled the fused module compiled by inductor, which takes a minute or more for each method. A late-phase network
+that was collapsed is a network like any other: its row is "single". Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -34,19 +35,24 @@ METHODS: dict[str, Any] = {
 }
 
 
-def forms(ensemble: covey.Ensemble, x: torch.Tensor, folder: Path, threads: int) -> dict[str, Callable]:
+def forms(
+    ensemble: covey.Ensemble, x: torch.Tensor, folder: Path, threads: int, compiled: bool
+) -> dict[str, Callable]:
     """Ways to answer, each a function of a batch."""
     example = x[:2]
     fused = covey.fuse(ensemble, x)
     covey.export(ensemble, folder / "a.onnx", example)
     covey.export(ensemble, folder / "b.onnx", example, int8=x, int8_limit=1.0)
     plain, small = (DeployedEnsemble(folder / name, threads=threads) for name in ("a.onnx", "b.onnx"))
-    return {
+    found: dict[str, Callable] = {
         "eager": ensemble.predict,
         "fused": fused,
         "onnx": lambda batch: plain(batch.numpy()),
         "int8": lambda batch: small(batch.numpy()),
     }
+    if compiled:
+        found["compiled"] = torch.compile(fused)
+    return found
 
 
 def main() -> None:
@@ -58,6 +64,7 @@ def main() -> None:
     parser.add_argument("--network", default="cifar-resnet-18")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--compiled", action="store_true", help="compile the fused module too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -69,7 +76,7 @@ def main() -> None:
             folder = Path(place) / name
             folder.mkdir()
             ensemble = covey.convert(network, METHODS[name], example=x[:2], check=False).eval()
-            for form, call in forms(ensemble, x, folder, options.threads).items():
+            for form, call in forms(ensemble, x, folder, options.threads, options.compiled).items():
                 calls[name, form] = call
         print(f"VNNI: {processor_has_vnni()}; times over the eager network's, best of {options.repeats}")
         for batch in options.batches:
