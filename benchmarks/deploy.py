@@ -4,8 +4,8 @@
     python benchmarks/deploy.py --methods packed --batches 32     # part of it
 
 Forms: the eager ensemble, fused in torch, ONNX Runtime in float and in int8 (calibrated on noise: for speed alone), and
-with --compiled the fused module compiled by inductor, which takes a minute or more for each method. A late-phase network
-that was collapsed is a network like any other: its row is "single". Run it on an idle machine.
+with --compiled the fused module compiled by inductor, which takes a minute or more per method. A collapsed late-phase
+network is a network like any other: its row is "single". Run it on an idle machine.
 """
 
 from __future__ import annotations
