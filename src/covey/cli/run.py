@@ -74,6 +74,7 @@ def train(settings: Settings, folder: Path, *, resume: bool, overwrite: bool = F
     begun = {**described, "seconds": None, "ended": "not finished"}
     before = _seconds_before(folder) if resume else 0.0
     with writing(folder), _replacing(folder, overwrite), _begun(folder, begun):
+        ensemble_before = _stored(folder)
         started = time.perf_counter()
         history = fit(
             network,
@@ -86,6 +87,8 @@ def train(settings: Settings, folder: Path, *, resume: bool, overwrite: bool = F
         )
         seconds = round(before + time.perf_counter() - started, 1)
         if leads():
+            if _stored(folder) != ensemble_before:
+                _drop_scores(folder)
             _write(folder, {**described, "seconds": seconds, "ended": history.ended})
     return history, data
 
@@ -118,6 +121,18 @@ def _begun(folder: Path, begun: dict[str, Any]) -> Iterator[None]:
         if checkpoint.names(folder) == checkpoints:
             path.unlink(missing_ok=True) if old is None else write_text(path, old)
         raise
+
+
+def _stored(folder: Path) -> str | None:
+    """What the ensemble in a run's folder is, its weights by their checksum; None if there is none."""
+    path = folder / "ensemble" / "config.json"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _drop_scores(folder: Path) -> None:
+    """Remove scores and cost of an ensemble that another one took the place of."""
+    for name in ("evaluation.json", "outputs.npz", COST, COLLAPSED):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _seconds_before(folder: Path) -> float:
