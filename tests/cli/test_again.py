@@ -177,3 +177,21 @@ def test_phased_training_does_not_get_longer(covey):
     code, _, err = covey("train", "--resume", "run", "--epochs", 6)
     assert code == 2
     assert "a run of 4 epochs, which cannot go on to 6: it goes through phases" in err
+
+
+def test_a_comparison_makes_no_run_longer(covey):
+    words = (
+        "compare",
+        "--methods",
+        "single",
+        "--samples",
+        40,
+        "--folder",
+        "runs",
+        "--no-progress",
+        *WORDS[2:6],
+    )
+    assert covey(*words, "--epochs", 1)[0] == 0
+    code, out, err = covey(*words, "--epochs", 2)
+    assert code != 0
+    assert "epochs was 1 and is 2" in out + err
