@@ -12,7 +12,8 @@ import covey
 from covey.errors import OptionError
 from covey.sklearn import EnsembleClassifier, EnsembleRegressor
 
-QUICK = {"epochs": 12, "batch_size": 16, "lr": 2e-2, "hidden": (32,), "random_state": 0}
+# All rows of scikit-learn's checks in one minibatch: only then are weights the same as repeated rows.
+QUICK = {"epochs": 40, "batch_size": 512, "lr": 2e-2, "hidden": (32,), "random_state": 0}
 
 
 @parametrize_with_checks(
@@ -71,10 +72,63 @@ def test_uncertainty_is_what_members_do_not_agree_on():
     assert EnsembleClassifier("single", epochs=1).fit(X, y).uncertainty(X).max() < 1e-6
 
 
+def small(rows=40, seed=0):
+    draw = np.random.default_rng(seed)
+    X = draw.normal(size=(rows, 3))
+    return X, X @ [1.0, -2.0, 0.5] + draw.normal(size=rows) * 0.1
+
+
+@pytest.mark.parametrize("kind", [EnsembleClassifier, EnsembleRegressor])
+def test_whole_weights_are_repeated_rows(kind):
+    X, y = small()
+    y = (y > 0).astype(int) if kind is EnsembleClassifier else y
+    counts = np.random.default_rng(1).integers(0, 4, len(y))
+    repeated = np.repeat(np.arange(len(y)), counts)
+    options = {"epochs": 5, "batch_size": 500, "random_state": 0}
+    weighted = kind("batch-ensemble", **options).fit(X, y, sample_weight=counts)
+    plain = kind("batch-ensemble", **options).fit(X[repeated], y[repeated])
+    answer = "predict_proba" if kind is EnsembleClassifier else "predict"
+    np.testing.assert_allclose(getattr(weighted, answer)(X), getattr(plain, answer)(X), rtol=1e-8)
+    unweighted = kind("batch-ensemble", **options).fit(X, y)
+    assert not np.allclose(getattr(weighted, answer)(X), getattr(unweighted, answer)(X), rtol=1e-3)
+
+
+def test_rows_of_weight_0_are_left_out_of_every_minibatch():
+    X, y = small()
+    keep = np.arange(len(y)) % 3 > 0
+    model = EnsembleRegressor("single", epochs=3, batch_size=8, random_state=0)
+    weighted = clone(model).fit(X, y, sample_weight=keep * 2.5).predict(X)
+    np.testing.assert_array_equal(weighted, clone(model).fit(X[keep], y[keep]).predict(X))
+
+
+def test_class_weights_are_weights_of_rows():
+    X, y = small(60)
+    words = np.where(y > 1.5, "rare", "common")
+    model = EnsembleClassifier("single", epochs=5, batch_size=100, random_state=0)
+    by_class = clone(model).set_params(class_weight={"rare": 3.0, "common": 1.0}).fit(X, words)
+    by_row = clone(model).fit(X, words, sample_weight=np.where(words == "rare", 3.0, 1.0))
+    np.testing.assert_allclose(by_class.predict_proba(X), by_row.predict_proba(X), rtol=1e-9)
+    share = np.mean(words == "rare")
+    balanced = clone(model).set_params(class_weight="balanced").fit(X, words)
+    inverse = clone(model).fit(X, words, sample_weight=np.where(words == "rare", 1 / share, 1 / (1 - share)))
+    np.testing.assert_allclose(balanced.predict_proba(X), inverse.predict_proba(X), rtol=1e-9)
+    column = list(by_class.classes_).index("rare")
+    assert (
+        balanced.predict_proba(X)[:, column].mean()
+        > clone(model).fit(X, words).predict_proba(X)[:, column].mean()
+    )
+
+
 def test_refusals():
     X, y = load_breast_cancer(return_X_y=True)
-    with pytest.raises(OptionError, match=r"sample_weight is not supported.*Resample the rows"):
-        EnsembleClassifier().fit(X, y, sample_weight=np.ones(len(y)))
+    for weights, told in (
+        (np.ones(3), r"shape \(3,\); expected one number for each of 569 rows"),
+        (np.zeros(len(y)), "not zero for all"),
+        (-np.ones(len(y)), "at least 0"),
+        (y, "only one class"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            EnsembleClassifier().fit(X, y, sample_weight=weights)
     with pytest.raises(OptionError, match=r"there is no method 'deepensemble'.*'deep-ensemble'"):
         EnsembleClassifier("deepensemble").fit(X, y)
     with pytest.raises(TypeError, match="unexpected keyword argument 'weights'"):

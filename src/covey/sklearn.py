@@ -19,7 +19,8 @@ from covey.extras import explained
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.preprocessing import LabelEncoder
-    from sklearn.utils import check_random_state
+    from sklearn.utils import check_array, check_random_state
+    from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ModuleNotFoundError as error:
@@ -28,7 +29,6 @@ except ModuleNotFoundError as error:
 from covey import registry, zoo
 from covey.data import Data, Split
 from covey.data.container import Task
-from covey.errors import OptionError
 from covey.seeds import random_state_kept
 from covey.train import Machine, Recipe, Schedule, fit
 
@@ -57,14 +57,25 @@ class _Tabular(BaseEstimator):
         self.weight_decay = weight_decay
         self.random_state = random_state
 
-    def _train(self, X: np.ndarray, targets: torch.Tensor, task: Task, classes: tuple[str, ...]) -> None:
+    def _train(
+        self, X: np.ndarray, targets: torch.Tensor, weights: np.ndarray, task: Task, classes: tuple[str, ...]
+    ) -> None:
+        """Train on rows with weights above 0."""
         method = _method(self.method)
-        self._mean, self._scale = X.mean(0), X.std(0)
+        self._mean, self._scale = _moments(X, weights)
         self._scale[self._scale < 1e-12 * np.maximum(1, np.abs(self._mean))] = 1.0
         inputs = self._inputs(X)
         rest = Split(inputs[:0], targets[:0])
         shape = (inputs.shape[1],)
-        data = Data(Split(inputs, targets), rest, rest, task=task, classes=classes, shape=shape)
+        data = Data(
+            Split(inputs, targets),
+            rest,
+            rest,
+            task=task,
+            classes=classes,
+            shape=shape,
+            sample_weights=_mean_one(weights),
+        )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         recipe = Recipe(
             epochs=self.epochs,
@@ -109,23 +120,55 @@ class EnsembleClassifier(ClassifierMixin, _Tabular):
         lr: learning rate of AdamW, which falls to 0 along a cosine.
         weight_decay: of AdamW.
         random_state: seed of initialisation, order and dropout.
+        class_weight: factor of the weight of each class's rows: a dict by label, or "balanced" for
+            rows / (classes x rows of the class).
 
     Attributes:
         classes_: the class labels.
         ensemble_: the trained `covey.Ensemble`, on standardised columns.
     """
 
-    def fit(self, X: Any, y: Any, **unsupported: Any) -> EnsembleClassifier:
-        """Train on rows X (N, D) and labels y (N,)."""
-        _refuse(unsupported)
+    def __init__(
+        self,
+        method: Any = "deep-ensemble",
+        *,
+        hidden: tuple[int, ...] = (64, 64),
+        dropout: float = 0.0,
+        epochs: int = 60,
+        batch_size: int = 32,
+        lr: float = 3e-3,
+        weight_decay: float = 1e-4,
+        random_state: Any = None,
+        class_weight: Any = None,
+    ) -> None:
+        super().__init__(
+            method,
+            hidden=hidden,
+            dropout=dropout,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EnsembleClassifier:
+        """Train on rows X (N, D) and labels y (N,), the rows' losses times `sample_weight` (N,).
+
+        Only the weights' ratios count, and a row of weight 0 is left out.
+        """
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
+        weights = _weights(sample_weight, X)
         encoder = LabelEncoder().fit(y)
         self.classes_ = encoder.classes_
-        if len(self.classes_) < 2:
+        X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
+        if len(np.unique(y)) < 2:
             raise ValueError("EnsembleClassifier needs at least 2 classes; the data contains only one class.")
+        weights = weights * compute_sample_weight(self.class_weight, y)
         targets = torch.from_numpy(encoder.transform(y).astype(np.int64))
-        self._train(X, targets, "classification", tuple(map(str, self.classes_)))
+        self._train(X, targets, weights, "classification", tuple(map(str, self.classes_)))
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -150,13 +193,18 @@ class EnsembleRegressor(RegressorMixin, _Tabular):
     arguments see `EnsembleClassifier`.
     """
 
-    def fit(self, X: Any, y: Any, **unsupported: Any) -> EnsembleRegressor:
-        """Train on rows X (N, D) and numbers y (N,)."""
-        _refuse(unsupported)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EnsembleRegressor:
+        """Train on rows X (N, D) and numbers y (N,), the rows' losses times `sample_weight` (N,).
+
+        Only the weights' ratios count, and a row of weight 0 is left out.
+        """
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2)
-        self._shift, self._unit = float(np.mean(y)), float(np.std(y)) or 1.0
+        weights = _weights(sample_weight, X)
+        X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
+        shift, unit = _moments(y, weights)
+        self._shift, self._unit = float(shift), float(unit) or 1.0
         targets = torch.from_numpy(((y - self._shift) / self._unit).astype(np.float64))
-        self._train(X, targets, "regression", ())
+        self._train(X, targets, weights, "regression", ())
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -173,11 +221,33 @@ def _method(given: Any) -> Any:
     return registry.parsed(given)
 
 
-def _refuse(unsupported: dict[str, Any]) -> None:
-    if unsupported.pop("sample_weight", None) is not None:
-        raise OptionError(
-            "sample_weight is not supported: minibatch training with adaptive steps has no exact meaning for it. "
-            "Resample the rows instead."
+def _weights(given: Any, X: np.ndarray) -> np.ndarray:
+    """The weight of each row, (N,), at least 0 and not all 0."""
+    if given is None:
+        return np.ones(len(X))
+    # scikit-learn's own validation of columns, whose messages its users know
+    weights = check_array(given, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if weights.ndim == 0:
+        weights = np.full(len(X), float(weights))
+    if weights.shape != (len(X),):
+        raise ValueError(
+            f"sample_weight has shape {weights.shape}; expected one number for each of {len(X)} rows."
         )
-    if unsupported:
-        raise TypeError(f"fit() got an unexpected keyword argument {next(iter(unsupported))!r}")
+    if (weights < 0).any() or not weights.any():
+        raise ValueError("sample_weight is at least 0 for each row, and not zero for all of them.")
+    return weights
+
+
+def _moments(values: np.ndarray, weights: np.ndarray) -> tuple[Any, Any]:
+    """Mean and standard deviation over the rows, each as often as its weight says."""
+    if (weights == weights[0]).all():
+        return values.mean(0), values.std(0)
+    mean = np.average(values, axis=0, weights=weights)
+    return mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
+
+
+def _mean_one(weights: np.ndarray) -> torch.Tensor | None:
+    """Weights as training takes them; None where they do not differ."""
+    if (weights == weights[0]).all():
+        return None
+    return torch.from_numpy(weights / weights.mean())

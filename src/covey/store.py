@@ -177,6 +177,11 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
     return ensemble.train(config["training"])
 
 
+def needs_network(folder: str | Path) -> bool:
+    """Whether `load` takes the architecture of a stored ensemble from its caller."""
+    return any(body["zoo"] is None for body in _read_config(Path(folder))["bodies"])
+
+
 def _from_base(config: Mapping[str, Any], network: Any, folder: Path) -> dict[str, Tensor]:
     """The tensors that were left out because the base network has them."""
     if "base" not in config:

@@ -129,9 +129,7 @@ def test_flags_override_the_file_and_the_file_the_defaults(tmp_path, monkeypatch
     path = tmp_path / "r.toml"
     path.write_text('method = "multi-head"\n[options]\nmembers = 7\n[recipe]\nepochs = 5\nlr = 0.3\n')
     seen = {}
-    monkeypatch.setattr(
-        "covey.cli.run.train", lambda settings, folder, resume: seen.update(s=settings) or 1 / 0
-    )
+    monkeypatch.setattr("covey.cli.run.train", lambda settings, folder, **_: seen.update(s=settings) or 1 / 0)
     assert main(["train", "--recipe", str(path), "--epochs", "2"]) == 1
     assert (seen["s"].method, seen["s"].options.members) == ("multi-head", 7)
     assert (seen["s"].recipe.epochs, seen["s"].recipe.lr, seen["s"].recipe.batch) == (2, 0.3, Recipe().batch)

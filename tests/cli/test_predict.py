@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from covey.cli.commands import _as_csv
 from covey.cli.main import main
+from covey.cli.predict import _as_csv
 
 CLASSES = ("-2", "=1+1")  # what a spreadsheet takes for a number and for a formula
 

@@ -76,5 +76,5 @@ def test_an_interrupted_run_can_be_shown(covey, tmp_path, monkeypatch, capsys):
     assert covey(*train(12))[0] == 130
     assert main(("show", "run")) == 0
     out = capsys.readouterr().out
-    assert "training  not finished: go on with the same command and --resume" in out
+    assert "training  not finished: `covey train --resume run` goes on" in out
     assert "accuracy" in out  # the history

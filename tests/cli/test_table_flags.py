@@ -21,9 +21,7 @@ from covey.train import Recipe
 )
 def test_tables_are_trained_as_the_estimators_train_them(words, optimizer, lr, epochs, monkeypatch):
     seen = {}
-    monkeypatch.setattr(
-        "covey.cli.run.train", lambda settings, folder, resume: seen.update(s=settings) or 1 / 0
-    )
+    monkeypatch.setattr("covey.cli.run.train", lambda settings, folder, **_: seen.update(s=settings) or 1 / 0)
     assert main(["train", "single", *words]) == 1
     recipe = seen["s"].recipe
     assert (recipe.optimizer, recipe.lr, recipe.epochs) == (optimizer, lr, epochs)

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli import results as stored
-from covey.cli.commands import check_typed, flag_value, usual_settings
 from covey.cli.flags import UsageError, parse
 from covey.cli.settings import Settings, parse_options, updated
+from covey.cli.train import check_typed, flag_value, usual_settings
 from covey.errors import CoveyError, OptionError
 from covey.extras import load
 from covey.locks import locked

@@ -16,11 +16,11 @@ from tyro.conf import Positional
 from covey import zoo
 from covey.cli import recipes
 from covey.cli import results as stored
-from covey.cli.commands import check_typed
 from covey.cli.compare import CompareFlags, Results, execute, from_recipe, planned_runs
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
 from covey.cli.settings import Settings
+from covey.cli.train import check_typed
 from covey.data.catalogue import KNOWN
 from covey.data.known import data_folder
 from covey.data.layouts import find

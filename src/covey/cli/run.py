@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey.cli.memory import keep_freed_memory
+from covey.cli.overwrite import replacing
 from covey.cli.settings import Network, Settings
 from covey.collapsing import collapse
 from covey.data import Data
@@ -23,17 +24,18 @@ from covey.errors import OptionError, StoreError
 from covey.files import write_text
 from covey.locks import locked
 from covey.report import Run
-from covey.schema import Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
+from covey.schema import Both, Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
 from covey.scores import Cost, Evaluation, evaluate, stored
 from covey.scores import cost as costs
-from covey.store import load
-from covey.train import History, checkpoint, fit
+from covey.store import load, needs_network
+from covey.train import History, checkpoint, fit, record
 from covey.zoo import from_file
 
 _log = logging.getLogger("covey")
-SETTINGS, COST, COLLAPSED = "settings.json", "cost.json", "collapsed.json"
+SETTINGS, COST, COLLAPSED, HISTORY = "settings.json", "cost.json", "collapsed.json", "history.jsonl"
 STATISTICS_BATCHES = 20  # of 512 training samples, to estimate norms' statistics of an averaged network anew
-_BESIDE = ("record", "seconds", "ended", "code")  # what settings.json holds besides the settings
+BY_FIT = "by_fit"  # marks what covey.fit wrote, of data and a network that only the user knows
+_BESIDE = ("record", "seconds", "ended", "code", BY_FIT)  # what settings.json holds besides the settings
 _PARTS = ("options", "dataset", "network", "recipe", "machine")
 SPEC = Record(
     {
@@ -47,16 +49,32 @@ SPEC = Record(
 )
 """What settings.json looks like."""
 
+_FIT_KEYS = ("method", "options", "recipe", "seconds", "ended")
+FIT_SPEC = Record(
+    {**{key: SPEC.keys[key] for key in _FIT_KEYS}, "record": Both((RECORD, Record({"source": Word()})))}
+)
+"""What fit.json looks like."""
 
-def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, Data]:
-    """Train, and write settings, history, checkpoints and the ensemble to the folder."""
+
+def train(settings: Settings, folder: Path, *, resume: bool, overwrite: bool = False) -> tuple[History, Data]:
+    """Train, and write settings, history, checkpoints and the ensemble to the folder.
+
+    Args:
+        settings: of the run.
+        folder: of the run.
+        resume: go on from the newest whole checkpoint in the folder, if there is one.
+        overwrite: replace a run that is in the folder.
+    """
     keep_freed_memory()
     data = settings.dataset.load()
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
     code = {name: from_file.digest(name) for name in settings.network.code}
     described = {**settings.to_dict(), "record": data.record, **({"code": code} if code else {})}
-    with writing(folder), _begun(folder, {**described, "seconds": None, "ended": "not finished"}):
+    begun = {**described, "seconds": None, "ended": "not finished"}
+    before = _seconds_before(folder) if resume else 0.0
+    with writing(folder), _replacing(folder, overwrite), _begun(folder, begun):
+        ensemble_before = _stored(folder)
         started = time.perf_counter()
         history = fit(
             network,
@@ -67,8 +85,10 @@ def train(settings: Settings, folder: Path, *, resume: bool) -> tuple[History, D
             machine=settings.machine,
             resume=resume,
         )
-        seconds = round(time.perf_counter() - started, 1)
+        seconds = round(before + time.perf_counter() - started, 1)
         if leads():
+            if _stored(folder) != ensemble_before:
+                _drop_scores(folder)
             _write(folder, {**described, "seconds": seconds, "ended": history.ended})
     return history, data
 
@@ -80,24 +100,55 @@ def writing(folder: Path) -> Iterator[None]:
         yield
 
 
+def _replacing(folder: Path, overwrite: bool) -> contextlib.AbstractContextManager[None]:
+    return replacing(folder) if overwrite and leads() else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
-def _begun(folder: Path, record: dict[str, Any]) -> Iterator[None]:
-    """Settings are there from the start, so that a run that is killed can be shown; none are left of one that failed
-    before its first checkpoint."""
-    if not leads() or checkpoint.begun(folder):
+def _begun(folder: Path, begun: dict[str, Any]) -> Iterator[None]:
+    """Settings are there from the start, so that a run that is killed can be shown and resumed; those from before come
+    back if it fails before its next checkpoint."""
+    if not leads():
         yield
         return
-    _write(folder, record)
+    path = folder / SETTINGS
+    old = read_text(path) if os.path.lexists(path) else None
+    checkpoints = checkpoint.names(folder)
+    _write(folder, begun)
     try:
         yield
     except BaseException:
-        if not checkpoint.begun(folder):
-            (folder / SETTINGS).unlink(missing_ok=True)
+        if checkpoint.names(folder) == checkpoints:
+            path.unlink(missing_ok=True) if old is None else write_text(path, old)
         raise
 
 
-def _write(folder: Path, record: dict[str, Any]) -> None:
-    write_text(folder / SETTINGS, json.dumps(record, indent=1) + "\n")
+def _stored(folder: Path) -> str | None:
+    """What the ensemble in a run's folder is, its weights by their checksum; None if there is none."""
+    path = folder / "ensemble" / "config.json"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _drop_scores(folder: Path) -> None:
+    """Remove scores and cost of an ensemble that another one took the place of."""
+    for name in ("evaluation.json", "outputs.npz", COST, COLLAPSED):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _seconds_before(folder: Path) -> float:
+    """What a run has taken so far: until its end, or until the last epoch of each time that it was started."""
+    if not os.path.lexists(folder / SETTINGS):
+        return 0.0
+    found = read_settings(folder)["seconds"]
+    if found is not None or not (folder / HISTORY).exists():
+        return float(found or 0.0)
+    clocks = [row["seconds"] for row in read_history(folder)]
+    stops = [now for now, then in zip(clocks, [*clocks[1:], 0.0], strict=True) if then < now]
+    return float(sum(stops))
+
+
+def _write(folder: Path, found: dict[str, Any]) -> None:
+    write_text(folder / SETTINGS, json.dumps(found, indent=1) + "\n")
 
 
 def leads() -> bool:
@@ -146,7 +197,7 @@ def result(folder: Path, label: str, repeat: int, place: Path | None = None) -> 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
     """The epochs of a run, one record each."""
-    path = folder / "history.jsonl"
+    path = folder / HISTORY
     rows = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         row = parse_json(line, f"{path}, line {number}")
@@ -165,11 +216,21 @@ def existing(folder: str) -> Path:
 def read_settings(folder: Path) -> dict[str, Any]:
     """What `train` wrote of a run."""
     path = folder / SETTINGS
+    if not os.path.lexists(path) and os.path.lexists(folder / record.FILE):
+        return _read_fit(folder / record.FILE)
     if not os.path.lexists(path):
         raise StoreError(f"{folder} is no finished run of `covey train`: it has no {SETTINGS}.")
     found = read_json(path, SPEC)
     check_record(found["record"], str(path))
     return found
+
+
+def _read_fit(path: Path) -> dict[str, Any]:
+    """What `covey.fit` wrote of a run, as if `train` had: data and network are the user's own."""
+    found = read_json(path, FIT_SPEC)
+    check_record(found["record"], str(path))
+    unknown = {"dataset": {"data": found["record"]["source"]}, "network": {}, "machine": {}}
+    return {**found, **unknown, BY_FIT: True}
 
 
 def settings_of(stored: dict[str, Any]) -> Settings:
@@ -187,20 +248,26 @@ def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
     """
     stored = read_settings(folder)
     network = settings_of(stored).network
+    by_fit = stored.get(BY_FIT, False)
     if code is None:
         _check_no_code(folder, network)
+        if by_fit and needs_network(folder / "ensemble"):
+            raise OptionError(
+                f"{folder} was trained by covey.fit with a network of your own: name the function that makes it, "
+                "--network FILE.py:FUNCTION, which is run."
+            )
         return load(folder / "ensemble").eval()
     named = replace(network, network=code).absolute()
     if not named.code:
         raise OptionError(
             f"--network names the Python file of a run's network again, as FILE.py:FUNCTION; got {code!r}."
         )
-    if not network.code:
+    if not network.code and not by_fit:
         raise OptionError(
             f"the network of {folder} is {network.network}, no Python file; leave --network out."
         )
     for name in named.code:
-        if from_file.digest(name) not in stored.get("code", {}).values():
+        if not by_fit and from_file.digest(name) not in stored.get("code", {}).values():
             _log.warning("%s was changed since %s was trained with it", name, folder)
     made = named.made(stored["record"], loss=stored["recipe"].get("loss", "auto"))
     return load(folder / "ensemble", made[0] if len(made) == 1 else made).eval()
@@ -214,13 +281,13 @@ def _check_no_code(folder: Path, network: Network) -> None:
         )
 
 
-def check_same_data(data: Data, record: Mapping[str, Any], folder: Path) -> None:
+def check_same_data(data: Data, before: Mapping[str, Any], folder: Path) -> None:
     """Refuse to score a run on other data than it was trained on."""
     now = {"task": data.task, "shape": list(data.shape), "classes": list(data.classes)}
     for name, value in now.items():
-        if record[name] != value:
+        if before[name] != value:
             raise StoreError(
-                f"{folder} was trained on data with {name} {_short(record[name])}, and {SETTINGS} leads to data with "
+                f"{folder} was trained on data with {name} {_short(before[name])}, and {SETTINGS} leads to data with "
                 f"{name} {_short(value)}: the data are others now, or {SETTINGS} was changed."
             )
 

@@ -15,6 +15,7 @@ from covey.data.arrays import as_images, check_numbers
 from covey.data.columns import encode
 from covey.data.container import Normalisation, Task
 from covey.data.npy import read_npy, read_npz
+from covey.data.prepared import KINDS, SEVERAL, read_prepared
 from covey.data.raw import check_file
 from covey.errors import DataError, StoreError
 from covey.extras import load
@@ -44,11 +45,12 @@ RECORD = Record(
     {
         "task": Word(get_args(Task)),
         "classes": Many(Word()),
-        "shape": Many(Whole(1), least=1, most=8),
+        "shape": Many(Whole(1), most=8),  # none for samples that are more than one tensor
         "columns": Many(_COLUMN),
         "normalisation": Maybe(_SCALE),
         "target_normalisation": Maybe(_SCALE),
-    }
+    },
+    optional={"tensors": Word((*KINDS, SEVERAL))},  # the type of tensors that the network takes as they are
 )
 """What a stored record of the training data looks like, as far as predictions need it."""
 
@@ -85,7 +87,9 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
         raise DataError(f"{path} is not there; expected an image, a folder of images, a table or an array")
     if not path.is_dir():
         check_file(path, "an image, a folder of images, a table or an array")
-    if path.suffix in table.SUFFIXES:
+    if "tensors" in record:
+        inputs = read_prepared(path, record)
+    elif path.suffix in table.SUFFIXES:
         if not record["columns"]:
             raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")
         inputs = encode(table.read_frame(path), record["columns"], str(path))

@@ -13,6 +13,7 @@ from covey.data import arrays, pictures, table
 from covey.data.columns import encode, is_number
 from covey.data.container import Data, Normalisation, Split
 from covey.data.inputs import read_inputs
+from covey.data.prepared import read_answers, read_prepared
 from covey.data.raw import check_file
 from covey.errors import DataError, suggest
 
@@ -29,7 +30,10 @@ def read_labelled(source: str, record: dict[str, Any], target: str | None) -> Da
     path = Path(source).expanduser()
     if not path.exists():
         raise DataError(f"{path} is not there; expected a folder of images, a table or an .npz file")
-    if path.is_dir():
+    if "tensors" in record:
+        answers = read_answers(path, record)
+        inputs = read_prepared(path, record)
+    elif path.is_dir():
         inputs, answers = _folder(path, record)
     else:
         check_file(path, "a folder of images, a table or an .npz file")
@@ -102,6 +106,8 @@ def _answers(values: np.ndarray, record: dict[str, Any], path: Path) -> Tensor:
         except ValueError as error:
             raise DataError(f"{path}: the target is not numeric: {error}") from error
         unit = record["target_normalisation"]
+        if unit is None:
+            return numbers.float()
         return ((numbers - unit["mean"][0]) / unit["std"][0]).float()
     return _numbered([str(value) for value in values.tolist()], record, path)
 

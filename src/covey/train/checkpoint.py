@@ -69,6 +69,11 @@ def begun(run: Path) -> bool:
     return bool(_files(run)) or (run / "ensemble").exists()
 
 
+def names(run: Path) -> list[str]:
+    """The checkpoints of a run, the newest last."""
+    return [path.name for path in _files(run)]
+
+
 def prepare_folder(run: Path, *, resume: bool) -> None:
     """Make the run's folder, and find out before the first epoch whether it can be used."""
     try:
@@ -82,12 +87,12 @@ def prepare_folder(run: Path, *, resume: bool) -> None:
     if found and not resume:
         raise StoreError(
             f"{run} holds a run already, whose newest checkpoint is {found[-1].name}. Go on with it by resuming "
-            "(--resume, resume=True), or choose another folder."
+            "(--resume, resume=True), replace it (--overwrite), or choose another folder."
         )
     if not resume and (run / "ensemble").exists():
         raise StoreError(
-            f"{run} holds the ensemble of a finished run, which a new one would replace. Choose another folder, or "
-            "remove this one."
+            f"{run} holds the ensemble of a finished run, which a new one would replace (--overwrite). Choose another "
+            "folder, or remove this one."
         )
 
 
@@ -344,7 +349,9 @@ def check_settings(path: Path, stored: dict[str, Any], now: dict[str, Any]) -> N
     """
     defaults = {"recipe": json.loads(json.dumps(asdict(Recipe()), default=str))}
     for part in now:
-        found = _difference(part, stored.get(part, {}), now[part], defaults.get(part))
+        # A setting of the recipe is known by its own name, to users of the command line too.
+        where = "" if part == "recipe" else part
+        found = _difference(where, stored.get(part, {}), now[part], defaults.get(part))
         if found is not None:
             raise StoreError(
                 f"{path} was written with other settings: {found}. Resume with the same, or start in another folder."
@@ -358,12 +365,12 @@ def _difference(where: str, stored: Any, now: Any, default: Any) -> str | None:
     defaults = default if isinstance(default, dict) else {}
     for key in now:
         was = stored.get(key, defaults.get(key))
-        found = _difference(f"{where}.{key}", was, now[key], defaults.get(key))
+        found = _difference(f"{where}.{key}".lstrip("."), was, now[key], defaults.get(key))
         if found is not None:
             return found
     for key in stored:
         if key not in now:
-            return f"{where}.{key} was {stored[key]!r}, and this covey has no such setting"
+            return f"{where}.{key} was {stored[key]!r}, and this covey has no such setting".lstrip(".")
     return None
 
 

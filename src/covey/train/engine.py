@@ -21,9 +21,10 @@ from covey.losses import OwnLoss
 from covey.method import Method, Training
 from covey.seeds import random_state_kept
 from covey.store import save as save_ensemble
-from covey.train import checkpoint, history
+from covey.train import checkpoint, history, record
 from covey.train.callbacks import Callbacks
 from covey.train.history import History
+from covey.train.longer import with_more_epochs
 from covey.train.optimizer import carry, make_schedule, set_lr
 from covey.train.prepare import Own, check_state, has_validation, launched, make_job, settle
 from covey.train.recipe import Machine, Recipe
@@ -69,7 +70,8 @@ def fit(
         method: what makes a plain network an ensemble; without it the network is an ensemble of one.
         folder: where to write settings, history, checkpoints and the trained ensemble; None writes nothing.
         machine: where to train: devices, precision, shards.
-        resume: go on from the newest whole checkpoint in `folder`, if there is one.
+        resume: go on from the newest whole checkpoint in `folder`, if there is one. The recipe is the same, or has
+            more epochs where the run has one phase; a schedule that ends with training then ends later, from here on.
         loss: a loss of your own, called for each member with its outputs (B, ...) and the targets (B, ...); a
             regression's targets are (B, 1). It returns the mean over the samples, (), or the loss of each, (B,).
         optimizer: makes an optimiser of your own out of parameter groups, as `Ensemble.param_groups` gives them;
@@ -94,17 +96,22 @@ def fit(
             if state is None:
                 state = _begin(job, network)
             with checkpoint.going_on(resumed, job):
-                told = Callbacks(job)
+                way = network.method if isinstance(network, Ensemble) else method
+                record.write(job, state, way, "not finished", None)
+                told, started = Callbacks(job), time.perf_counter()
                 with told.until_end(state) as why:
                     ended = _train(job, state, told)
                     ensemble = _finish(job, state)
                     why.append(ended)
+                record.write(job, state, way, ended, time.perf_counter() - started)
     return History(ensemble, state.rows, job.folder, resumed, ended)
 
 
 def _train(job: Job, state: State, callbacks: Callbacks) -> str:
     """The loop: phase after phase, step after step; returns why it ended."""
     recipe, stream = job.recipe, job.stream
+    if _waited_enough(job, state):  # a run that was resumed after its end
+        return _without_better(job)
     bar, started = progress_bar(job, state), time.perf_counter()
     with bar:
         while True:
@@ -132,11 +139,20 @@ def _train(job: Job, state: State, callbacks: Callbacks) -> str:
                 row = _close_epoch(job, state, done, rate, time.perf_counter() - started)
                 bar.set_postfix(headline(row))
                 callbacks.epoch(state)
-                if recipe.patience is not None and state.notes.get("waited", 0) >= recipe.patience:
+                if _waited_enough(job, state):
                     checkpoint.save(job, state)
-                    return f"{recipe.patience} epochs without a better validation score"
+                    return _without_better(job)
             if done > epoch or (recipe.checkpoint and state.steps % recipe.checkpoint == 0):
                 checkpoint.save(job, state)
+
+
+def _waited_enough(job: Job, state: State) -> bool:
+    patience = job.recipe.patience
+    return patience is not None and state.notes.get("waited", 0) >= patience
+
+
+def _without_better(job: Job) -> str:
+    return f"{job.recipe.patience} epochs without a better validation score"
 
 
 def _set_rate(job: Job, state: State) -> float:
@@ -221,7 +237,7 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
         _log.info("no checkpoint in %s, so the run starts from the beginning", job.folder)
         return None, None
     path, about, tensors = found
-    checkpoint.check_settings(path, about["settings"], checkpoint.settings(job))
+    checkpoint.check_settings(path, with_more_epochs(path, about, job), checkpoint.settings(job))
     checkpoint.check_place(path, about, job)
     ensemble: nn.Module | Sequence[nn.Module] = network
     for phase in job.phases[: about["phase"] + 1]:

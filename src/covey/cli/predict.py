@@ -1,0 +1,241 @@
+"""covey predict: what a run says of inputs, with its uncertainty, as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tyro.conf import Positional
+
+from covey.cli import run
+from covey.cli.flags import UsageError, parse_one
+from covey.combine import MultiLabel, Prediction, Regression
+from covey.data.inputs import prepare, read_inputs
+from covey.deploy import DeployedEnsemble
+from covey.errors import DataError, StoreError
+from covey.files import write_text
+
+_NAMED = 5  # inputs in a message
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what the cells begin with that spreadsheets compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictFlags:
+    """Predict with a trained run.
+
+    Args:
+        folder: of the run, or an .onnx file that `covey export` wrote.
+        input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
+        network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
+        out: a .csv or .json file to write; printed as CSV if not given.
+        batch: samples that run at once.
+    """
+
+    folder: Positional[str]
+    input: Positional[str]
+    network: str | None = None
+    out: str | None = None
+    batch: int = 256
+
+
+def predict(args: Sequence[str]) -> int:
+    """Predict with a trained run: covey predict FOLDER INPUT"""
+    own = parse_one("covey predict", PredictFlags, args, about="Predict with a trained run.")
+    if own.out is not None and Path(own.out).suffix not in (".csv", ".json"):
+        raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
+    if own.batch < 1:
+        raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
+    answering, record = _answering(Path(own.folder), own.network)
+    names, inputs = read_inputs(own.input, record)
+    rows: list[dict[str, Any]] = []
+    for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
+        rows += prediction_rows(labels, answering(prepare(part, record)), record)
+    _check_finite(rows, own.input)
+    text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
+    if own.out is None:
+        sys.stdout.write(text)
+    else:
+        try:
+            write_text(Path(own.out), text)
+        except OSError as error:
+            raise StoreError(f"cannot write {own.out}: {error}") from error
+        print(f"{len(rows)} predictions written to {own.out}")
+    return 0
+
+
+def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any], dict[str, Any]]:
+    """What answers prepared inputs, and the record of the data that it was trained on."""
+    if path.suffix == ".onnx":
+        deployed = DeployedEnsemble(path)
+        if deployed.about["data"] is None:
+            raise StoreError(
+                f"{path} does not say what data it was trained on: it was exported without record=. Export it from a "
+                "run with `covey export`."
+            )
+
+        def from_file(inputs: Tensor) -> dict[str, Tensor]:
+            found = deployed(inputs.numpy())
+            return {name: torch.from_numpy(array) for name, array in found.items()}
+
+        return from_file, deployed.about["data"]
+    record = run.read_settings(path)["record"]
+    ensemble = run.read_ensemble(path, network)
+    # Whether answers are finite is checked over all batches and with the inputs' names.
+    return (lambda inputs: ensemble.predict(inputs, check=False)), record
+
+
+def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """A record for each input: the prediction and its uncertainty."""
+    columns = COLUMNS[type(answer)](answer, record)
+    return [
+        dict(zip(("input", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)
+    ]
+
+
+def _class_columns(answer: Prediction, record: dict[str, Any]) -> dict[str, list[Any]]:
+    classes = _class_names(record["classes"], answer.probs.shape[-1])
+    if answer.probs.ndim == 4:
+        return _pixel_columns(answer, classes)
+    return {
+        "prediction": [classes[i] for i in answer.label.tolist()],
+        "probability": answer.max_prob.tolist(),
+        "entropy": answer.entropy.tolist(),
+        "mutual_information": answer.mutual_information.tolist(),
+        **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
+    }
+
+
+def _pixel_columns(answer: Prediction, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """An image's shares of classes, and the means over its pixels of how sure the answer is."""
+
+    def mean(values: Tensor) -> list[float]:
+        return values.flatten(1).double().mean(1).tolist()
+
+    return {
+        "probability": mean(answer.max_prob),
+        "entropy": mean(answer.entropy),
+        "mutual_information": mean(answer.mutual_information),
+        **{f"share({name})": mean(answer.label == i) for i, name in enumerate(classes)},
+    }
+
+
+def _label_columns(answer: MultiLabel, record: dict[str, Any]) -> dict[str, list[Any]]:
+    names = _class_names(record["classes"], answer.probs.shape[-1])
+    said = []
+    for true in answer.labels.tolist():
+        said.append("; ".join(name for name, is_true in zip(names, true, strict=True) if is_true))
+    return {
+        "prediction": said,
+        "entropy": answer.entropy.sum(-1).tolist(),
+        "mutual_information": answer.mutual_information.sum(-1).tolist(),
+        **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(names)},
+    }
+
+
+def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, list[Any]]:
+    outputs = answer.mean[0].numel()
+    unit = record["target_normalisation"] or {"mean": [0.0] * outputs, "std": [1.0] * outputs}
+    scales, shifts = unit["std"], unit["mean"]
+    values = {
+        "prediction": answer.mean,
+        "std": answer.std,
+        "epistemic_std": answer.epistemic.sqrt(),
+        "aleatoric_std": answer.aleatoric.sqrt(),
+    }
+    columns = {}
+    for k, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
+        which = f"[{k}]" if len(scales) > 1 else ""
+        for name, tensor in values.items():
+            own = tensor.reshape(len(tensor), -1)[:, k] * scale
+            columns[name + which] = (own + shift if name == "prediction" else own).tolist()
+    return columns
+
+
+def _file_columns(found: dict[str, Tensor], record: dict[str, Any]) -> dict[str, list[Any]]:
+    """Of an exported file's answer, which has the names of an ensemble's."""
+    answer: Any = SimpleNamespace(**found)
+    if "mean" in found:
+        return _number_columns(answer, record)
+    if record["task"] == "multilabel":
+        answer.labels = answer.probs > 0.5
+        return _label_columns(answer, record)
+    answer.label, answer.max_prob = answer.probs.argmax(-1), answer.probs.amax(-1)
+    return _class_columns(answer, record)
+
+
+COLUMNS: dict[type, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {
+    Prediction: _class_columns,
+    MultiLabel: _label_columns,
+    Regression: _number_columns,
+    dict: _file_columns,
+}
+"""What is written of each kind of answer."""
+
+
+def _class_names(classes: Sequence[str], outputs: int) -> list[str]:
+    """A name for each output; a network may have more outputs than the data have classes."""
+    if outputs < len(classes):
+        raise StoreError(
+            f"the run's settings name {len(classes)} classes, and its ensemble has {outputs} outputs: its files do "
+            "not belong together."
+        )
+    return [*classes, *(f"class {i}" for i in range(len(classes), outputs))]
+
+
+def _cut(names: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [names[i : i + size] for i in range(0, len(names), size)]
+
+
+def _check_finite(rows: Sequence[dict[str, Any]], source: str) -> None:
+    """Refuse to pass on a prediction that is no number, which a reader could take for one."""
+    broken = []
+    for row in rows:
+        numbers = [value for value in row.values() if isinstance(value, float)]
+        if not all(map(math.isfinite, numbers)):
+            broken.append(row["input"])
+    if not broken:
+        return
+    named = ", ".join(broken[:_NAMED]) + (f" and {len(broken) - _NAMED} more" if broken[_NAMED:] else "")
+    raise DataError(
+        f"{source}: the prediction is NaN or infinite for {len(broken)} of {len(rows)} inputs: {named}. Their values "
+        "are too large or missing; correct or remove these inputs."
+    )
+
+
+def _as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    names = list(rows[0]) if rows else ["input"]
+    plain = csv.writer(text, lineterminator="\n")
+    # The plain writer puts no quotes around a carriage return, which would end the row for whoever reads it.
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    table = [names, *([row[name] for name in names] for row in rows)]
+    for row in table:
+        cells = [_defused(cell) for cell in row]
+        returns = any("\r" in cell for cell in cells if isinstance(cell, str))
+        writer = quoting if returns else plain
+        writer.writerow(cells)
+    return text.getvalue()
+
+
+def _defused(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: a quote before words, such as a file's name, that look like one.
+
+    Numbers stay as they are, those that are the name of a class too.
+    """
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return "'" + cell
+    return cell
