@@ -159,9 +159,15 @@ def test_a_finished_run_gets_more_epochs(covey, trained):
     assert found["recipe"]["epochs"] == 3
     assert found["seconds"] >= first
     assert len((trained / "history.jsonl").read_text().splitlines()) == 3
+    assert (trained / "evaluation.json").exists()
+    assert covey("train", "--resume", "run", "--no-evaluate")[0] == 0  # which changes nothing
+    assert (trained / "evaluation.json").exists()
+    assert covey("train", "--resume", "run", "--epochs", 4, "--no-evaluate")[0] == 0
+    assert not (trained / "evaluation.json").exists()  # those were scores of another ensemble
+    found = json.loads((trained / "settings.json").read_text())
     code, _, err = covey("train", "--resume", "run", "--epochs", 2)
     assert code == 2
-    assert "epochs was 3 and is 2" in err
+    assert "epochs was 4 and is 2" in err
     assert json.loads((trained / "settings.json").read_text()) == found  # as it was before that was refused
 
 
@@ -171,3 +177,21 @@ def test_phased_training_does_not_get_longer(covey):
     code, _, err = covey("train", "--resume", "run", "--epochs", 6)
     assert code == 2
     assert "a run of 4 epochs, which cannot go on to 6: it goes through phases" in err
+
+
+def test_a_comparison_makes_no_run_longer(covey):
+    words = (
+        "compare",
+        "--methods",
+        "single",
+        "--samples",
+        40,
+        "--folder",
+        "runs",
+        "--no-progress",
+        *WORDS[2:6],
+    )
+    assert covey(*words, "--epochs", 1)[0] == 0
+    code, out, err = covey(*words, "--epochs", 2)
+    assert code != 0
+    assert "epochs was 1 and is 2" in out + err

@@ -21,9 +21,13 @@ import numpy as np
 import pytest
 import torch
 import uvicorn
+from starlette.testclient import TestClient
 
 from covey import extras
 from covey.cli.main import main
+from covey.cli.run import read_ensemble, read_settings
+from covey.cli.serve import ServeFlags, _application
+from covey.data.inputs import prepare
 from covey.serving import Limits, application, server
 
 ROOT = Path(__file__).parents[2]
@@ -85,9 +89,6 @@ def started(run: Path, *words: str) -> tuple[subprocess.Popen, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_many_clients_a_slow_one_and_sigterm(run):
-    from covey.cli.run import read_ensemble, read_settings
-    from covey.data.inputs import prepare
-
     record = read_settings(run)["record"]
     raw = np.random.default_rng(0).integers(0, 256, (40, *record["shape"]), dtype=np.uint8)
     want = read_ensemble(run).predict(prepare(torch.from_numpy(raw), record)).probs
@@ -167,3 +168,14 @@ def test_a_head_without_an_end_and_a_client_that_says_nothing(images, monkeypatc
         running.should_exit = True
         thread.join()
         place.close()
+
+
+def test_members_are_measured_when_asked(run):
+    app = _application(ServeFlags(folder=str(run), anytime=True), Limits(batch=4))
+    shape = [1, *read_settings(run)["record"]["shape"]]
+    sent = {"pixels": np.zeros(shape, int).tolist(), "budget_ms": 1e6}
+    with TestClient(app) as client:
+        front = client.get("/metadata").json()["anytime"]
+        answer = client.post("/predict", json=sent).json()
+    assert answer["members_used"] == front[-1]["members"], "the best of all that were measured"
+    assert [subset["ms"] for subset in front] == sorted(subset["ms"] for subset in front)

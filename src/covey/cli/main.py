@@ -22,7 +22,7 @@ def main(args: Sequence[str] | None = None) -> int:
         _watch()
         return _dispatch(words)
     except CoveyError as error:
-        return _failed(error, 2, verbose)
+        return _failed(error, 2, verbose, spoken=_in_flags)
     except ModuleNotFoundError as error:
         return _failed(explained(error), 2, verbose)
     except KeyboardInterrupt:
@@ -78,11 +78,27 @@ def _dispatch(words: Sequence[str]) -> int:
     return known[words[0]](words[1:])
 
 
-def _failed(error: Exception, code: int, verbose: bool) -> int:
+def _failed(error: Exception, code: int, verbose: bool, spoken: Callable[[str], str] = str) -> int:
     if verbose:
         traceback.print_exception(error)
-    print(f"covey: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    message = spoken(" ".join(str(error).split()))
+    print(f"covey: error: {message or type(error).__name__}", file=sys.stderr)
     return code
+
+
+def _in_flags(message: str) -> str:
+    """A message of the library, with flags for the settings that it names."""
+    if "=" not in message:
+        return message
+    from dataclasses import fields
+
+    from covey import registry
+    from covey.cli.flags import in_flags
+    from covey.cli.settings import Dataset, Network
+    from covey.train import Machine, Recipe
+
+    kinds = [Dataset, Network, Machine, Recipe, *map(registry.lookup, registry.names())]
+    return in_flags(message, {field.name for kind in kinds for field in fields(kind)})
 
 
 def _watch() -> None:

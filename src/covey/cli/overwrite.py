@@ -87,11 +87,15 @@ def _strange(folder: Path) -> Iterator[str]:
         inside = Path(place).relative_to(folder)
         for name in [*folders, *files]:
             path = (inside / name).as_posix().removeprefix(f"{ASIDE}/")
-            known = (_FOLDERS,) if name in folders else _WRITTEN
+            known: tuple[re.Pattern[str], ...] = (_FOLDERS,) if name in folders else _WRITTEN
             if (Path(place) / name).is_symlink():
                 yield f"{path} (a link)"
+                known = ()
             elif not any(pattern.fullmatch(path) for pattern in known):
                 yield path
+                known = ()
+            if not known and name in folders:
+                folders.remove(name)  # what is in it is not ours either
 
 
 def _move(folder: Path, aside: Path) -> None:

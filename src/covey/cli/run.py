@@ -56,7 +56,9 @@ FIT_SPEC = Record(
 """What fit.json looks like."""
 
 
-def train(settings: Settings, folder: Path, *, resume: bool, overwrite: bool = False) -> tuple[History, Data]:
+def train(
+    settings: Settings, folder: Path, *, resume: bool, overwrite: bool = False, longer: bool = False
+) -> tuple[History, Data]:
     """Train, and write settings, history, checkpoints and the ensemble to the folder.
 
     Args:
@@ -64,8 +66,11 @@ def train(settings: Settings, folder: Path, *, resume: bool, overwrite: bool = F
         folder: of the run.
         resume: go on from the newest whole checkpoint in the folder, if there is one.
         overwrite: replace a run that is in the folder.
+        longer: whether a run that is resumed may get more epochs, which not every schedule takes as a longer run would.
     """
     keep_freed_memory()
+    if resume and not longer:
+        _check_same_length(folder, settings)
     data = settings.dataset.load()
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
@@ -74,6 +79,7 @@ def train(settings: Settings, folder: Path, *, resume: bool, overwrite: bool = F
     begun = {**described, "seconds": None, "ended": "not finished"}
     before = _seconds_before(folder) if resume else 0.0
     with writing(folder), _replacing(folder, overwrite), _begun(folder, begun):
+        ensemble_before = _stored(folder)
         started = time.perf_counter()
         history = fit(
             network,
@@ -86,6 +92,8 @@ def train(settings: Settings, folder: Path, *, resume: bool, overwrite: bool = F
         )
         seconds = round(before + time.perf_counter() - started, 1)
         if leads():
+            if _stored(folder) != ensemble_before:
+                _drop_scores(folder)
             _write(folder, {**described, "seconds": seconds, "ended": history.ended})
     return history, data
 
@@ -118,6 +126,29 @@ def _begun(folder: Path, begun: dict[str, Any]) -> Iterator[None]:
         if checkpoint.names(folder) == checkpoints:
             path.unlink(missing_ok=True) if old is None else write_text(path, old)
         raise
+
+
+def _stored(folder: Path) -> str | None:
+    """What the ensemble in a run's folder is, its weights by their checksum; None if there is none."""
+    path = folder / "ensemble" / "config.json"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _drop_scores(folder: Path) -> None:
+    """Remove scores and cost of an ensemble that another one took the place of."""
+    for name in ("evaluation.json", "outputs.npz", COST, COLLAPSED):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_same_length(folder: Path, settings: Settings) -> None:
+    if not os.path.lexists(folder / SETTINGS):
+        return
+    before, now = read_settings(folder)["recipe"].get("epochs"), settings.recipe.epochs
+    if before is not None and before != now:
+        raise StoreError(
+            f"{folder} holds a run with other settings: epochs was {before} and is {now}. Remove it, or choose another "
+            "folder."
+        )
 
 
 def _seconds_before(folder: Path) -> float:

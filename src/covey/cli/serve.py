@@ -17,7 +17,10 @@ from covey.errors import OptionError
 from covey.extras import load
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from covey.scores import Anytime
+    from covey.serving import Limits
 
 _SCORED = 512  # validation samples that subsets of members are scored on
 
@@ -58,29 +61,41 @@ def serve(args: Sequence[str]) -> int:
     own, limits = found["own"], found["limits"]
     if not own.folder:
         raise UsageError("covey serve needs the folder of a run: covey serve FOLDER")
-    folder = run.existing(own.folder)
-    record = run.read_settings(folder)["record"]
+    run.read_settings(run.existing(own.folder))
     # The port is taken before the work, so that one in use is told of at once.
     place = serving.bind(own.host, own.port)
     try:
-        ensemble = run.read_ensemble(folder, own.network)
-        model = serving.Model(
-            ensemble=ensemble,
-            record=record,
-            name=own.name or _plain(folder),
-            defer=own.defer,
-            defer_by=own.defer_by,
-            anytime=_measured(ensemble, folder, limits.batch) if own.anytime else None,
-        )
-        model.warm_up(limits.batch)
-        host, port = place.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"serving {folder} at http://{shown}:{port}/ (stop with Ctrl-C)", flush=True)
-        serving.serve(serving.application(model, limits), place, limits)
+        app = _application(own, limits)
+        _tell(own, place.getsockname())
+        serving.serve(app, place, limits)
     finally:
         place.close()
     print("stopped; everything that was accepted is answered", flush=True)
     return 0
+
+
+def _application(own: ServeFlags, limits: Limits) -> FastAPI:
+    """The run as an application that has answered once."""
+    from covey import serving
+
+    folder = Path(own.folder)
+    ensemble = run.read_ensemble(folder, own.network)
+    model = serving.Model(
+        ensemble=ensemble,
+        record=run.read_settings(folder)["record"],
+        name=own.name or _plain(folder),
+        defer=own.defer,
+        defer_by=own.defer_by,
+        anytime=_measured(ensemble, folder, limits.batch) if own.anytime else None,
+    )
+    model.warm_up(limits.batch)
+    return serving.application(model, limits)
+
+
+def _tell(own: ServeFlags, address: tuple) -> None:
+    host, port = address[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving {own.folder} at http://{shown}:{port}/ (stop with Ctrl-C)", flush=True)
 
 
 _ABOUT = (

@@ -15,6 +15,7 @@ from torch import nn
 from covey import registry
 from covey.data import Data, load
 from covey.data.container import Task
+from covey.data.load import LENGTH
 from covey.data.splits import fewer
 from covey.data.table import SUFFIXES as TABLES
 from covey.errors import OptionError, StoreError, suggest
@@ -73,7 +74,7 @@ class Dataset:
     validation: float | None = None
     test: float | None = None
     image_size: tuple[int, ...] = ()
-    length: int = 128
+    length: int = LENGTH
     split: int = 0
     held_out: tuple[str, ...] = ()
     ood: tuple[str, ...] = ()

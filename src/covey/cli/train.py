@@ -65,7 +65,7 @@ def train(args: Sequence[str]) -> int:
     settings = settings.complete()
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
     with run.writing(folder):
-        history, data = run.train(settings, folder, resume=own.resume, overwrite=own.overwrite)
+        history, data = run.train(settings, folder, resume=own.resume, overwrite=own.overwrite, longer=True)
         if not run.leads():
             return 0
         print(f"{folder}: {history.ended}, {history.ensemble.members} members, "

@@ -24,6 +24,9 @@ from covey.errors import DataError
 _TEXT = {".txt", ".text", ".md", ""}
 _PARTS = ("train", "validation", "test")
 
+LENGTH = 128
+"""Bytes in a window of text, or most tokens of a sample, if nothing else is said."""
+
 
 def load(
     source: str | Path,
@@ -35,7 +38,7 @@ def load(
     validation: float | None = None,
     test: float | None = None,
     image_size: int | tuple[int, ...] | None = None,
-    length: int = 128,
+    length: int = LENGTH,
     split: int = 0,
     held_out: tuple[int | str, ...] = (),
     ood: tuple[str, ...] = (),
@@ -91,6 +94,10 @@ def load(
         tokenizer=tokenizer,
     )
     raw = check_targets(_read(name, folder, ask), name)
+    if length != LENGTH and raw.task != "language" and tokenizer is None:
+        raise DataError(
+            f"{name}: length is for texts, and these data are for {raw.task}; leave it out (--length)"
+        )
     strange: dict[str, Tensor] = {}
     if held_out:
         raw, strange["held-out"] = hold_out(raw, held_out)
@@ -181,6 +188,10 @@ def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
         raise DataError(
             f"{name}: texts need a tokenizer that cuts them into tokens: give a network of Hugging Face "
             "(--network hf:NAME) or --tokenizer"
+        )
+    if ask.skip_bad and not (own and path.is_dir()):
+        raise DataError(
+            f"{name} is no folder of images, some of which could be skipped; leave skip_bad out (--skip-bad)"
         )
     if not own:
         return read_known(name, folder, ask)
