@@ -10,6 +10,7 @@ from covey import BatchEnsemble
 from covey.data import adapt
 from covey.errors import StoreError
 from covey.train import Machine, Recipe, Schedule, fit
+from covey.train.checkpoint import SPEC
 from covey.trainings import Snapshot
 
 QUIET = Machine(accelerator="cpu", progress=False)
@@ -71,3 +72,12 @@ def test_a_run_that_stopped_early_stays_as_it_is(tmp_path):
     assert len(again.rows) == len(ended.rows)  # not one more
     with pytest.raises(StoreError, match="not at its last epoch"):
         run(80, tmp_path, patience=1, lr=1e-9, resume=True)
+
+
+def test_a_checkpoint_whose_recipe_is_no_table_is_refused_by_its_schema() -> None:
+    """Found by `make fuzz`: the number of epochs was looked up in a number."""
+    settings = SPEC.keys["settings"]
+    assert settings.fault({"recipe": {"epochs": 3}, "method": {}, "data": {}}, "settings") is None
+    assert settings.fault({"recipe": 5, "method": {}, "data": {}}, "settings") == (
+        "settings.recipe should be a table; got 5"
+    )

@@ -43,7 +43,7 @@ SPEC = Record(
         "layout": layout.SPEC,
         "optimizer": Named(Named()),
         "precision": Named(),
-        "settings": Record(dict.fromkeys(("recipe", "method", "data"), Plain())),
+        "settings": Record({"recipe": Named(), "method": Plain(), "data": Plain()}),
     },
     optional={
         "tensors": Named(Many(least=2, most=2)),
