@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 OUTCOMES = ("clear", "accepted", "raw", "hung", "over")
 SHARES = {
     "ensembles": 34, "runs": 18, "checkpoints": 8, "weights": 5, "recipes": 10, "tables": 9, "arrays": 9, "images": 5,
-    "archives": 2,
+    "archives": 2, "requests": 10,
 }  # fmt: skip
 
 

@@ -25,7 +25,9 @@ from damage import (
     parts_of,
     removed,
     renamed,
+    written,
 )
+from starlette.testclient import TestClient
 
 import covey
 from covey import zoo
@@ -41,6 +43,7 @@ from covey.report import write
 from covey.scores import Evaluation
 from covey.scores.record import Record
 from covey.scores.robustness import read_cifar_c
+from covey.serving import Limits, Model, application
 
 STORED = Path(__file__).parents[1] / "stored"
 QUIET = covey.Machine(accelerator="cpu", progress=False)
@@ -453,6 +456,49 @@ class Archives(Target):
         return _place(remote, self.file, self.place, "http://nowhere")
 
 
+class Requests(Target):
+    """What strangers send to a service: its own paths and those of the Open Inference Protocol."""
+
+    def make(self) -> None:
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        ens = covey.convert(network, covey.BatchEnsemble(members=2), example=torch.zeros(2, 4)).eval()
+        record = {
+            "task": "classification", "classes": ["a", "b", "c"], "shape": [4], "columns": [],
+            "normalisation": None, "target_normalisation": None,
+        }  # fmt: skip
+        app = application(Model(ensemble=ens, record=record, defer=0.5), Limits())
+        self.client = TestClient(app).__enter__()  # as long as the process lives
+        name = self.client.get("/metadata").json()["name"]
+        rows = [[0.1, 0.2, 0.3, 0.4], [1.0, -1.0, 0.0, 2.0]]
+        tensor = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": rows}
+        self.whole = {
+            "/predict": {"inputs": rows, "members": True},
+            f"/v2/models/{name}/infer": {"id": "1", "inputs": [tensor]},
+        }
+        for path, body in self.whole.items():
+            assert self.client.post(path, json=body).status_code == 200, path
+
+    def damage(self, draw: Random) -> str:
+        self.path = draw.choice(sorted(self.whole))
+        body = self.whole[self.path]
+        self.type = "application/json"
+        if draw.random() < 0.7:
+            self.body = written(damage_json(body, draw)).encode()
+            return f"{self.path} JSON"
+        self.body = damage_bytes(json.dumps(body).encode(), draw)
+        self.type = draw.choice([self.type, self.type, "multipart/form-data; boundary=x", "text/plain", ""])
+        return f"{self.path} bytes as {self.type!r}"
+
+    def read(self, draw: Random) -> Any:
+        answer = self.client.post(self.path, content=self.body, headers={"content-type": self.type})
+        if answer.status_code == 500:
+            raise RuntimeError(answer.text)
+        if answer.status_code != 200:
+            raise RefusedError(answer.json()["error"])
+        return answer.json()
+
+
 TARGETS: dict[str, Callable[[Path, Path], Target]] = {
     "ensembles": Ensembles,
     "runs": Runs,
@@ -463,4 +509,5 @@ TARGETS: dict[str, Callable[[Path, Path], Target]] = {
     "arrays": Arrays,
     "images": Images,
     "archives": Archives,
+    "requests": Requests,
 }

@@ -385,3 +385,11 @@ def test_models_that_cannot_be(images, options, words):
         Limits(batch=0)
     with pytest.raises(ValueError, match="has no room for a request"):
         Limits(queue=1)
+
+
+def test_half_of_a_character_is_refused_in_words(pets):
+    """Found by `make fuzz`: the refusal quoted it, and could not be encoded."""
+    body = b'{"inputs": "\\ud800"}'
+    answer = pets.post("/predict", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]

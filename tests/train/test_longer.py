@@ -8,7 +8,7 @@ from torch import nn
 
 from covey import BatchEnsemble
 from covey.data import adapt
-from covey.errors import StoreError
+from covey.errors import OptionError, StoreError
 from covey.train import Machine, Recipe, Schedule, fit
 from covey.train.checkpoint import SPEC
 from covey.trainings import Snapshot
@@ -81,3 +81,16 @@ def test_a_checkpoint_whose_recipe_is_no_table_is_refused_by_its_schema() -> Non
     assert settings.fault({"recipe": 5, "method": {}, "data": {}}, "settings") == (
         "settings.recipe should be a table; got 5"
     )
+
+
+def test_a_recipe_is_not_scaled_by_what_is_no_number() -> None:
+    with pytest.raises(OptionError, match="finite; got nan"):
+        Recipe(epochs=3).scaled(math.nan)
+
+
+def test_a_folder_with_a_checkpoints_name_is_left_alone(tmp_path) -> None:
+    run(2, tmp_path / "run")
+    strange = tmp_path / "run" / "checkpoints" / "0000000000-0123456789abcdef.safetensors"
+    strange.mkdir()
+    run(3, tmp_path / "run", resume=True)
+    assert strange.is_dir()

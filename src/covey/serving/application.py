@@ -239,7 +239,8 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 async def _refused(_: Request, error: Any) -> Response:
-    return _json({"error": error.message}, error.status, error.headers)
+    told = error.message.encode(errors="replace").decode()  # a request may hold half of a character
+    return _json({"error": told}, error.status, error.headers)
 
 
 async def _no_path(request: Request, error: Any) -> Response:

@@ -144,7 +144,8 @@ def save(job: Job, state: State) -> Path | None:
             f"cannot write a checkpoint to {folder}: {error}. The one before is kept; make room and resume."
         ) from error
     for old in _files(job.folder)[:-KEPT]:
-        old.unlink(missing_ok=True)
+        if not old.is_dir() or old.is_symlink():  # a folder of that name is none of ours
+            old.unlink(missing_ok=True)
     return path
 
 

@@ -126,6 +126,8 @@ class Recipe:
         >>> Recipe(epochs=200, schedule=drops).scaled(0.05).schedule.milestones
         (3.0, 6.0)
         """
+        if not math.isfinite(by):
+            raise OptionError(f"a recipe is scaled by a number that is finite; got {by}.")
         epochs = max(1, round(self.epochs * by))
         average = self.average
         if average is not None and average >= 1:
