@@ -32,7 +32,7 @@ def written(found: Sequence[Verdict], networks: Mapping[str, Network]) -> str:
         _rows(found, networks),
         _faults(found),
     ]
-    sections += [_refusals(found), _slow_conversions(found)]
+    sections += [_refusals(found), _slow_conversions(found), _states(found)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -49,7 +49,8 @@ for it: classes of timm, torchvision and transformers in small versions, and pla
 weights, random inputs, float64. `Slimmable` is not here: it takes networks of several widths.
 
 `python tests/networks/sweep.py --write docs/networks.md` on {datetime.date.today()}; {versions}.
-A case that is run again replaces the older one. Of {len(found)} cases: {told}.
+A case that is run again replaces the older one; the last section says which state of the code was run. Of
+{len(found)} cases: {told}.
 In {pointless} of the refused cases the method can mean nothing for the network, such as an ensemble of norms where
 there are none.
 
@@ -147,6 +148,15 @@ def _slow_conversions(found: Sequence[Verdict]) -> str:
     lines = [f"## Conversions of more than {SLOW_CONVERSION:.0f} seconds", ""]
     for verdict in sorted(slow, key=lambda each: -each.convert_seconds):
         lines.append(f"- {verdict.network}, {verdict.method}: {verdict.convert_seconds:.1f} s")
+    return "\n".join(lines)
+
+
+def _states(found: Sequence[Verdict]) -> str:
+    """How many cases were run on which state of the code."""
+    counts = Counter((verdict.day, verdict.commit) for verdict in found)
+    lines = ["## When the cases were run", "", _line(["day", "commit", "cases"]), _line(["---"] * 3)]
+    for (day, commit), cases in sorted(counts.items()):
+        lines.append(_line([day or "not recorded", commit or "not recorded", str(cases)]))
     return "\n".join(lines)
 
 

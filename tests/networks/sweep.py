@@ -3,6 +3,7 @@
     python tests/networks/sweep.py                                  # all, printed
     python tests/networks/sweep.py --only swin --methods packed     # some
     python tests/networks/sweep.py --write docs/networks.md         # all, and the page with its table
+    python tests/networks/sweep.py --missing --write docs/networks.md        # what the table lacks
 
 Each network runs in a process of its own with limits on time and memory. The table is kept as JSON beside the page;
 cases that were run replace those in it.
@@ -11,17 +12,20 @@ cases that were run replace those in it.
 from __future__ import annotations
 
 import argparse
+import datetime
+import functools
 import json
 import multiprocessing
 import os
 import re
 import resource
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -46,20 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; 1 if anything is wrong, raises or is slow."""
     options = _parser().parse_args(arguments)
     chosen = [network for name, network in every().items() if re.search(options.only, name)]
-    wanted = options.methods or methods()
     found: list[Verdict] = []
     table = Path(options.json) if options.json else None
     if options.write:
         table = table or Path(options.write).with_suffix(".json")
+    known = {(case.network, case.method) for case in stored(table)} if options.missing and table else set()
+    wanted = options.methods or methods()
+
+    def judged(network: Network) -> list[Verdict]:
+        left = [method for method in wanted if (network.name, method) not in known]
+        return list(_judged(network, left, _print))
+
     with ThreadPoolExecutor(options.jobs) as pool:
-        for verdicts in pool.map(lambda network: list(_judged(network, wanted, _print)), chosen):
+        for verdicts in pool.map(judged, chosen):
             found += verdicts
             if table is not None:
                 store(table, found)
     if options.write and table is not None:
         Path(options.write).write_text(written(stored(table), every()))
     counts = Counter(verdict.verdict for verdict in found)
-    print(", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name]) or "no such network")
+    print(", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name]) or "nothing to run")
     return int(any(counts[name] for name in ("wrong", "raises", "slow")))
 
 
@@ -69,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", default="", metavar="PATTERN", help="networks whose name this matches")
     parser.add_argument("--methods", nargs="+", choices=methods(), help="these methods; all by default")
+    parser.add_argument("--missing", action="store_true", help="only cases that the table lacks")
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time")
     parser.add_argument("--write", metavar="PAGE", help="write the page, and its table beside it")
     parser.add_argument("--json", metavar="FILE", help="keep the table here")
@@ -88,10 +99,19 @@ def _judged(network: Network, wanted: Sequence[str], tell: Callable[[Verdict], N
     """The verdicts of some methods on a network; a worker that is stuck or dies is replaced."""
     left = list(wanted)
     while left:
-        for verdict in _until_stuck(network, left):
+        for unmarked in _until_stuck(network, left):
+            verdict = replace(unmarked, commit=_commit(), day=str(datetime.date.today()))
             left.remove(verdict.method)
             tell(verdict)
             yield verdict
+
+
+@functools.cache
+def _commit() -> str:
+    """The commit of the code that is run; nothing where git does not know."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=7", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _until_stuck(network: Network, wanted: Sequence[str]) -> Iterator[Verdict]:

@@ -20,7 +20,7 @@ from checks import Case
 from page import written
 from sweep import stored
 from torch import Tensor, nn
-from verdicts import judge, methods, why_meaningless
+from verdicts import Verdict, judge, methods, why_meaningless
 
 import covey
 
@@ -143,3 +143,13 @@ def test_the_command_stores_what_it_finds(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [verdict.verdict for verdict in stored(table)] == ["ok", "refused"]
     assert "1 ok, 1 refused" in done.stdout
+    again = subprocess.run([*command, "--missing"], capture_output=True, text=True, timeout=170, check=False)
+    assert "nothing to run" in again.stdout, "a case that the table has was run again"
+
+
+def test_the_page_says_which_state_was_run() -> None:
+    cases = [Verdict("mlp", "replicate", "ok", commit="abc1234", day="2026-01-02")]
+    cases.append(Verdict("mlp", "packed", "ok"))
+    page = written(cases, every())
+    assert "| 2026-01-02 | abc1234 | 1 |" in page
+    assert "| not recorded | not recorded | 1 |" in page

@@ -48,6 +48,8 @@ class Verdict:
         meaningless: why the method can mean nothing for this network, if it cannot.
         convert_seconds: how long convert() took.
         seconds: how long everything took.
+        commit: of covey, when the case was run.
+        day: on which it was run.
     """
 
     network: str
@@ -57,6 +59,8 @@ class Verdict:
     meaningless: str = ""
     convert_seconds: float = 0.0
     seconds: float = 0.0
+    commit: str = ""
+    day: str = ""
 
 
 def methods() -> list[str]:
