@@ -127,3 +127,30 @@ def test_a_run_whose_files_were_changed_is_refused(place, tmp_path, name, text):
         (folder / name).write_text(text)
     with pytest.raises(StoreError, match=name):
         results.entry("late-phase", 0, folder)
+
+
+def test_runs_of_another_machine_are_not_done_again(place, tmp_path, capsys):
+    before = results.read(place[0] / "digits.json")
+    shutil.copy(place[0] / "digits.json", tmp_path)
+    words = ["reproduce", str(place[0] / "digits.toml"), "--folder", str(tmp_path / "runs")]
+    assert main([*words, "--results", str(tmp_path)]) == 0
+    assert "2 of 2 runs stand in" in capsys.readouterr().out
+    assert not list((tmp_path / "runs").glob("late-phase*"))
+    assert results.read(tmp_path / "digits.json")["runs"] == before["runs"]
+
+
+def test_runs_with_other_settings_are_done_again(place, tmp_path, capsys):
+    found = json.loads((place[0] / "digits.json").read_text())
+    found["runs"][0]["settings"]["recipe"]["lr"] = 0.7
+    (tmp_path / "digits.json").write_text(json.dumps(found))
+    words = ["reproduce", str(place[0] / "digits.toml"), "--folder", str(tmp_path / "runs")]
+    assert main([*words, "--results", str(tmp_path)]) == 0
+    assert "1 of 2 runs stand in" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "runs").glob("late-phase*")] == ["late-phase-0"]
+    first = results.read(tmp_path / "digits.json")["runs"][0]
+    assert first["settings"]["recipe"]["lr"] != 0.7
+
+
+def test_results_do_not_tell_where_data_lie(place):
+    run = results.read(place[0] / "digits.json")["runs"][0]
+    assert run["settings"]["dataset"]["root"] is None

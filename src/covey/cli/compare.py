@@ -102,6 +102,16 @@ class Results:
     planned: Sequence[PlannedRun]
     entries: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
+    def read(self) -> None:
+        """Take over what the file holds of planned runs, such as those of another machine."""
+        if not Path(self.path).exists():
+            return
+        held = {(each["label"], each["repeat"]): each for each in stored.read(Path(self.path))["runs"]}
+        for one in self.planned:
+            found = held.get((one.label, one.repeat))
+            if found is not None and stored.is_of(found, one.settings):
+                self.entries[one.folder] = found
+
     def write(self) -> None:
         """Write the results of all runs that are done; what is known of a run is not read again."""
         for one in self.planned:
@@ -266,10 +276,15 @@ def do_run(one: PlannedRun) -> str | None:
 
 def _is_done(one: PlannedRun) -> bool:
     """Whether the run was done with these settings; its cost is written last."""
-    if not (one.folder / run.COST).exists():
+    if not has_ended(one):
         return False
     found = run.settings_of(run.read_settings(one.folder))
     return replace(found, machine=one.settings.machine) == one.settings
+
+
+def has_ended(one: PlannedRun) -> bool:
+    """Whether a run with whatever settings lies in the folder, scored and measured."""
+    return (one.folder / run.COST).exists()
 
 
 def _tell(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int) -> None:

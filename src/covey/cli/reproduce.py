@@ -16,7 +16,7 @@ from tyro.conf import Positional
 from covey import zoo
 from covey.cli import recipes
 from covey.cli import results as stored
-from covey.cli.compare import CompareFlags, Results, execute, from_recipe, planned_runs
+from covey.cli.compare import CompareFlags, PlannedRun, Results, execute, from_recipe, has_ended, planned_runs
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
 from covey.cli.settings import Settings
@@ -53,7 +53,8 @@ class ReproduceFlags:
         seeds: one run for each, instead of the recipe's.
         jobs: runs at the same time.
         ray: run on Ray.
-        results: folder for the results' file, NAME.json; the runs' folder if not given.
+        results: folder for the results' file, NAME.json; the runs' folder if not given. Runs that the file holds
+            already are not done again.
     """
 
     name: Positional[str] = ""
@@ -93,14 +94,25 @@ def reproduce(args: Sequence[str]) -> int:
     )
     if "reports" in file.about:
         print(f"the paper reports: {file.about['reports']}")
+    results = _results(file, own, flags, base)
     return execute(
-        planned,
+        _left(planned, results),
         Path(flags.folder),
         jobs=own.jobs,
         ray=own.ray,
         flatness=flags.flatness,
-        results=_results(file, own, flags, base),
+        results=results,
     )
+
+
+def _left(planned: list[PlannedRun], results: Results) -> list[PlannedRun]:
+    """The runs to do: those whose scores the results' file holds, from another machine, are not done again."""
+    left = [one for one in planned if one.folder not in results.entries or has_ended(one)]
+    if len(left) < len(planned):
+        print(
+            f"{len(planned) - len(left)} of {len(planned)} runs stand in {results.path} and are not done again"
+        )
+    return left
 
 
 def _results(file: RecipeFile, own: ReproduceFlags, flags: CompareFlags, base: Settings) -> Results:
@@ -111,7 +123,10 @@ def _results(file: RecipeFile, own: ReproduceFlags, flags: CompareFlags, base: S
     name = f"{file.name}{small}"
     command = f"covey reproduce {file.name}" + (f" --scale {own.scale}" if small else "")
     path = f"{own.results or flags.folder}/{name}.json"
-    return Results(path, name, file.about, command, planned_runs(base, replace(flags, seeds=seeds)))
+    results = Results(path, name, file.about, command, planned_runs(base, replace(flags, seeds=seeds)))
+    if own.results:
+        results.read()
+    return results
 
 
 def listing(root: str | None) -> str:

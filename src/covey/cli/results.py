@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import torch
 
 from covey.cli import run
+from covey.cli.settings import Settings
 from covey.errors import StoreError
 from covey.files import write_text
-from covey.schema import Many, Maybe, Named, Number, Record, Whole, check, read_json
+from covey.schema import Many, Maybe, Named, Number, Record, Whole, Word, check, read_json
 from covey.scores import Evaluation, stored
+from covey.train import Machine
 from covey.version import __version__
 
 FORMAT = 1
@@ -31,7 +34,19 @@ LEFT_OUT = (
     "confusion",
 )
 RESULTS = Record(
-    {"planned": Whole(), "runs": Many(Record({"repeat": Whole(), "seconds": Maybe(Number(0, 1e12))}))}
+    {
+        "planned": Whole(),
+        "runs": Many(
+            Record(
+                {
+                    "label": Word(),
+                    "repeat": Whole(),
+                    "seconds": Maybe(Number(0, 1e12)),
+                    "settings": Record({"dataset": Named()}),
+                }
+            )
+        ),
+    }
 )
 
 
@@ -96,18 +111,29 @@ def state(found: Mapping[str, Any]) -> str:
 def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:
     """What is kept of a run that is done: its name in tables, which repetition, settings, scores and cost."""
     settings = run.read_settings(folder)
+    kept = {k: v for k, v in settings.items() if k not in ("record", "seconds", "ended", "machine")}
+    kept["dataset"] = {
+        **kept["dataset"],
+        "root": None,
+    }  # where data lie on this machine is nobody else's business
     found = {
         "label": label,
         "repeat": repeat,
         "seconds": settings["seconds"],
         "ended": settings["ended"],
-        "settings": {k: v for k, v in settings.items() if k not in ("record", "seconds", "ended", "machine")},
+        "settings": kept,
         "scores": _short(Evaluation.load(folder).scores),
         "cost": _short(read_json(folder / run.COST, stored.COST)),
     }
     if (folder / run.COLLAPSED).exists():
         found["collapsed"] = _short(read_json(folder / run.COLLAPSED, Named(Named())))
     return found
+
+
+def is_of(entry: Mapping[str, Any], settings: Settings) -> bool:
+    """Whether an entry is of a run with these settings, on whatever machine."""
+    elsewhere = replace(settings, machine=Machine(), dataset=replace(settings.dataset, root=None))
+    return run.settings_of(dict(entry["settings"])) == elsewhere
 
 
 def _short(value: Any) -> Any:
