@@ -86,7 +86,7 @@ def trained(folder: Path, seed: int, network: nn.Module | None = None, **options
     """An adapter as peft writes it, with numbers in all of it."""
     settings: dict[str, Any] = dict(r=4, lora_alpha=6, target_modules=["query", "value"])
     model = peft.get_peft_model(
-        bert() if network is None else network, peft.LoraConfig(**{**settings, **options})
+        loud() if network is None else network, peft.LoraConfig(**{**settings, **options})
     )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -97,8 +97,13 @@ def trained(folder: Path, seed: int, network: nn.Module | None = None, **options
     return folder
 
 
+def loud() -> nn.Module:
+    """A BERT whose weights are large enough for an update of its attention to show in its answers."""
+    return bert(initializer_range=0.5)
+
+
 def peft_answer(folder: Path) -> torch.Tensor:
-    return logits(peft.PeftModel.from_pretrained(bert(), folder), WORDS)
+    return logits(peft.PeftModel.from_pretrained(loud(), folder), WORDS)
 
 
 def test_adapters_that_somebody_trained(tmp_path: Path) -> None:
@@ -109,14 +114,17 @@ def test_adapters_that_somebody_trained(tmp_path: Path) -> None:
         trained(tmp_path / "biased", 4, bias="lora_only"),
         trained(tmp_path / "patterns", 5, rank_pattern={"layer.0.attention.self.query": 2}, alpha_pattern={"value": 9}),
     ]  # fmt: skip
-    made = from_adapters(bert(), folders, example=WORDS, check=True).eval()
+    made = from_adapters(loud(), folders, example=WORDS, check=True).eval()
     made.run = "loop"
     assert made.members == 5
     assert made.method.rank == 6
+    before = logits(loud(), WORDS)
     for k, folder in enumerate(folders):
-        torch.testing.assert_close(made(**WORDS)[k], peft_answer(folder), rtol=1e-4, atol=1e-5)
+        answer = peft_answer(folder)
+        assert (answer - before).abs().max() > 0.05
+        torch.testing.assert_close(made(**WORDS)[k], answer, rtol=1e-4, atol=1e-5)
     covey.save(made, tmp_path / "kept")
-    again = covey.load(tmp_path / "kept", network=bert()).eval()
+    again = covey.load(tmp_path / "kept", network=loud()).eval()
     assert torch.equal(again(**WORDS), made(**WORDS))
     # and it goes on learning, in the filled-up rows too
     update = made.train().parts["low_rank"]
@@ -128,6 +136,44 @@ def test_adapters_that_somebody_trained(tmp_path: Path) -> None:
     name = "bert.encoder.layer.0.attention.self.query.weight"
     assert update.a[name].grad[0, 4:].any()
     assert update.b[name].grad[0, :, 4:].any()
+
+
+def untied() -> nn.Module:
+    """GPT-2 with a head of its own, of the same values as the embedding."""
+    network = gpt2()
+    network.lm_head.weight = nn.Parameter(network.transformer.wte.weight.detach().clone())
+    network.config.tie_word_embeddings = False
+    return network
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["wte"]},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["c_attn"], "modules_to_save": ["wte"]},
+    ],
+)
+def test_an_adapter_of_a_tied_layer(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = trained(tmp_path, 1, network=gpt2(), **options)
+    answer = logits(peft.PeftModel.from_pretrained(gpt2(), folder), WORDS)
+    with pytest.raises(ConversionError, match="ties to .*under peft only one of them changes"):
+        from_adapters(gpt2(), [folder], example=WORDS)
+    made = from_adapters(untied(), [folder], example=WORDS, check=False).eval()
+    torch.testing.assert_close(made(**WORDS)[0], answer, rtol=1e-5, atol=1e-5)
+
+
+def test_an_updated_embedding_that_is_stored_whole_too(tmp_path: Path) -> None:
+    folder = trained(tmp_path, 1, network=llama(), target_modules=["embed_tokens"])
+    assert any("base_layer" in name for name in load_file(folder / "adapter_model.safetensors"))
+    made = from_adapters(llama(), [folder], example=WORDS, check=False).eval()
+    answer = logits(peft.PeftModel.from_pretrained(llama(), folder), WORDS)
+    torch.testing.assert_close(made(**WORDS)[0], answer, rtol=1e-5, atol=1e-5)
+    other = llama()
+    with torch.no_grad():
+        other.model.embed_tokens.weight += 0.1
+    with pytest.raises(ConversionError, match="embed_tokens.weight' beside its update, with other values"):
+        from_adapters(other, [folder], example=WORDS)
 
 
 def changed(folder: Path, **options: Any) -> Path:
@@ -164,6 +210,12 @@ def test_adapters_that_are_refused(tmp_path: Path) -> None:
     (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
     with pytest.raises(StoreError, match="only adapter_model.bin, which is a pickle and could run code"):
         from_adapters(bert(), [pickled], example=WORDS)
+    with pytest.raises(StoreError, match=r"query.weight' has rank 4, and adapter_config.json says \[8\]"):
+        from_adapters(bert(), [changed(trained(tmp_path / "ranks", 1), r=8)], example=WORDS)
+    with pytest.raises(
+        ConversionError, match="query.weight' has rank 40, and the weight has rank 16 at most"
+    ):
+        from_adapters(bert(), [trained(tmp_path / "large", 1, r=40)], example=WORDS)
     half = trained(tmp_path / "half", 1)
     save_file({k: v for k, v in tensors.items() if k != key}, half / "adapter_model.safetensors")
     with pytest.raises(StoreError, match="query.weight' has no lora_A"):
@@ -202,6 +254,8 @@ def test_ranks_and_tied_embeddings() -> None:
     # the head of GPT-2 is its embedding: by default every member has a copy of it already
     with pytest.raises(ConversionError, match="'transformer.wte.weight' is a copy of each member's already"):
         covey.convert(gpt2(), covey.LowRank(rank=2, where="transformer.wte"), example=WORDS)
+    with pytest.raises(ConversionError, match=r"could have a low-rank update of its own\.$"):
+        covey.convert(bert(), covey.LowRank(rank=2, where="LayerNorm"), example=WORDS)
     # without copies the update acts in both places, and the tie holds
     method = covey.LowRank(members=2, rank=2, where="transformer.wte", own=())
     made = stirred(covey.convert(gpt2(), method, example=WORDS, check=True))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_transformers import WORDS, bert, ensemble, gpt2, llama, stirred, transformers
-from torch import Tensor
+from tiny_transformers import SIZES, WORDS, bert, ensemble, gpt2, llama, stirred, transformers
+from torch import Tensor, nn
 
 import covey
 from covey.errors import DataError, OptionError
@@ -123,6 +123,18 @@ def test_text_with_a_tokenizer() -> None:
         generate(made, "w5")
 
 
+class Bag(nn.Module):
+    """One answer for a whole text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.head(self.words(input_ids).mean(1))
+
+
 def test_what_it_refuses() -> None:
     made = speaker()
     with pytest.raises(DataError, match="padded on the right.*pad on the left"):
@@ -137,5 +149,38 @@ def test_what_it_refuses() -> None:
         generate(made, PROMPT, top_k=3)
     with pytest.raises(OptionError, match="top_p is a probability above 0"):
         generate(made, PROMPT, sample=True, top_p=0.0)
+    with pytest.raises(OptionError, match="BertForSequenceClassification does not generate text"):
+        generate(ensemble(bert()), PROMPT)
     with pytest.raises(OptionError, match="a causal language model gives logits"):
-        generate(ensemble(bert()), PROMPT, max_new_tokens=2)
+        generate(ensemble(Bag(), covey.DeepEnsemble(members=2)), PROMPT)
+
+
+def roberta() -> nn.Module:
+    """Its positions begin after its padding token's number, and it counts its tokens itself."""
+    torch.manual_seed(0)
+    config = transformers.RobertaConfig(
+        **{**SIZES, "max_position_embeddings": 40}, is_decoder=True, pad_token_id=0, initializer_range=0.4
+    )
+    return transformers.RobertaForCausalLM(config)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_network_that_counts_its_positions_otherwise(use_cache: bool) -> None:
+    made = speaker(roberta)
+    found = generate(made, PROMPT[1:], max_new_tokens=6, use_cache=use_cache, eos_token_id=2)
+    expected = by_hand(made, PROMPT[1], 6)
+    assert found.tokens[0].tolist() == [token for token, *_ in expected]
+    log_probs = torch.tensor([log_prob for _, log_prob, *_ in expected])
+    torch.testing.assert_close(found.log_probs[0], log_probs, rtol=1e-3, atol=1e-4)
+    with pytest.raises(OptionError, match="does not pass over padding: row 0 alone"):
+        generate(made, PROMPT, attention_mask=MASK, max_new_tokens=2, use_cache=use_cache)
+
+
+def test_an_encoder_with_a_decoder() -> None:
+    torch.manual_seed(0)
+    sizes = dict(d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16)
+    heads = dict(encoder_attention_heads=2, decoder_attention_heads=2)
+    config = transformers.BartConfig(vocab_size=WORDS, **sizes, **heads)
+    made = ensemble(transformers.BartForConditionalGeneration(config))
+    with pytest.raises(OptionError, match="has an encoder and a decoder"):
+        generate(made, PROMPT)

@@ -278,6 +278,12 @@ def test_label_smoothing_and_checkpointing_and_hf_datasets(tmp_path: Path) -> No
     EnsembleTrainer(plain, arguments(tmp_path, **options), train_dataset=data).train()
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(made.get_parameter(name), parameter, rtol=1e-4, atol=1e-6)
+    batched = ensemble(bert())
+    batched.run = "batched"  # which checkpoints do not allow
+    EnsembleTrainer(
+        batched, arguments(tmp_path, gradient_checkpointing=True, **options), train_dataset=data
+    ).train()
+    torch.testing.assert_close(batched.state_dict(), made.state_dict())
     model = EnsembleModel(ensemble(bert()), smoothing=0.1).train()
     (given,) = in_order(sentences(), 8, 1)
     labels = given.pop("labels")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError, StoreError, suggest
@@ -27,6 +28,7 @@ _SPEC = Record(
         "lora_dropout": Number(0, 1),
         "use_rslora": Truth(),
         "alpha_pattern": Maybe(Named(Number(0, 1e6))),
+        "rank_pattern": Maybe(Named(Whole(1, 1 << 16))),
         "init_lora_weights": Maybe(Either((Truth(), Word()))),
     },
 )
@@ -96,7 +98,10 @@ def read_adapter(folder: str | Path, network: nn.Module) -> Adapter:
     updates = {}
     for name, pair in factors.items():
         a, b = _update(network, name, pair, folder)
+        _check_rank(config, name, (a, b), folder)
         updates[name] = a, b, _scaling(config, name, len(a), folder)
+        if name in copies:
+            _check_base(copies.pop(name), network.get_parameter(name), name, folder)
     return Adapter(folder, updates, copies, float(config.get("lora_dropout", 0.0)))
 
 
@@ -161,8 +166,35 @@ def _scaling(config: Mapping[str, Any], name: str, rank: int, folder: Path) -> f
     return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
+def _check_rank(config: Mapping[str, Any], name: str, update: tuple[Tensor, Tensor], folder: Path) -> None:
+    """Refuse updates of another rank than the configuration says, and of more than their weight has."""
+    a, b = update
+    rank = len(a)
+    said = {config["r"], *(config.get("rank_pattern") or {}).values()}
+    if rank not in said:
+        raise StoreError(
+            f"{folder}: the update of {name!r} has rank {rank}, and {CONFIG} says {sorted(said)}. One of the two files "
+            "is another adapter's."
+        )
+    most = min(a[0].numel(), len(b))
+    if rank > most:
+        raise ConversionError(
+            f"{folder}: its update of {name!r} has rank {rank}, and the weight has rank {most} at most. Merge such "
+            "adapters into networks (peft's merge_and_unload) and take covey.gather."
+        )
+
+
+def _check_base(stored: Tensor, base: Tensor, name: str, folder: Path) -> None:
+    """peft stores an embedding that it updates whole, too; it must be the base's, as nothing else is kept of it."""
+    if not torch.equal(stored.to(base.dtype), base.detach().cpu()):
+        raise ConversionError(
+            f"{folder} stores {name!r} beside its update, with other values than the network's: it was trained on "
+            "another base, or changed with it. Load that base, or merge the adapter (peft's merge_and_unload)."
+        )
+
+
 def _known(network: nn.Module, name: str, folder: Path) -> str:
-    """The name that a parameter of the network goes by."""
+    """The name that a parameter of the network goes by; peft changes one place of a tied one, covey all of them."""
     names = canonical(network)
     if name in dict(network.named_buffers()):
         raise ConversionError(f"{folder} stores the buffer {name!r}; covey's adapters hold parameters only.")
@@ -170,6 +202,13 @@ def _known(network: nn.Module, name: str, folder: Path) -> str:
         raise ConversionError(
             f"{folder} is an adapter of another base: it names {name!r}, which this network does not have"
             f"{suggest(name, names)}."
+        )
+    tied = [other for other, first in names.items() if first == names[name] and other != name]
+    if tied:
+        raise ConversionError(
+            f"{folder} changes {name!r}, which this network ties to {tied[0]!r}: under peft only one of them changes, "
+            "so that the answers would differ. Give each a tensor of its own (load the base with "
+            "tie_word_embeddings=False)."
         )
     return names[name]
 

@@ -82,6 +82,7 @@ def generate(
             False where a network cannot.
     """
     _check_options(sample, temperature, top_k, top_p, max_new_tokens)
+    _check_network(ensemble)
     tokens, mask = _prompt(ensemble, prompt, attention_mask, tokenizer)
     ends, padding = _ends(ensemble, eos_token_id, pad_token_id)
     _check_length(ensemble, tokens.shape[1] + max_new_tokens)
@@ -90,6 +91,7 @@ def generate(
     found: list[tuple[Tensor, ...]] = []
     with ensemble.evaluating(), _looping(ensemble):
         reader = _Reader(ensemble, use_cache)
+        _check_padding(reader, tokens, mask)
         for _ in range(max_new_tokens):
             answer = ensemble.answer(reader.next(tokens, mask))
             assert isinstance(answer, Prediction)
@@ -156,10 +158,29 @@ class _Reader:
 
     def _given(self, tokens: Tensor, mask: Tensor, seen: int) -> dict[str, Tensor]:
         given = {"input_ids": tokens[:, seen:], "attention_mask": mask}
-        if "position_ids" in self.taken:
-            # positions are counted from the first token of a row, not from its padding
+        if "position_ids" in self.taken and not mask.all():
+            # positions are counted from the first token of a row, not from its padding; without padding the network
+            # counts itself, because not every one begins at 0
             given["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)[:, seen:]
         return given
+
+
+def _check_padding(reader: _Reader, tokens: Tensor, mask: Tensor) -> None:
+    """Refuse padding that the network does not pass over, tried on the row that has most of it."""
+    if mask.all():
+        return
+    row = int(mask.sum(1).argmin())
+    start = int((mask[row] == 0).sum())
+    alone = _Reader(reader.ensemble, use_cache=False)
+    padded = alone.next(tokens[row : row + 1], mask[row : row + 1]).softmax(-1)
+    plain = alone.next(tokens[row : row + 1, start:], mask[row : row + 1, start:]).softmax(-1)
+    exact = next(reader.ensemble.parameters()).dtype in (torch.float32, torch.float64)
+    apart = float((padded - plain).abs().max())
+    if apart > (1e-4 if exact else 0.05):
+        raise OptionError(
+            f"the network does not pass over padding: row {row} alone gives the next token other probabilities than "
+            f"padded by {start} (by {apart:.2g}). Give prompts of one length, or one prompt at a time."
+        )
 
 
 @contextmanager
@@ -234,6 +255,21 @@ def _ends(ensemble: Ensemble, eos: int | Sequence[int] | None, padding: int | No
     if padding is None:
         padding = ends[0] if ends else 0
     return torch.tensor(ends, dtype=torch.long, device=device), padding
+
+
+def _check_network(ensemble: Ensemble) -> None:
+    """Refuse networks of transformers that do not continue texts."""
+    network = ensemble.skeleton()
+    name = type(network).__name__
+    if getattr(getattr(network, "config", None), "is_encoder_decoder", False):
+        raise OptionError(
+            f"{name} has an encoder and a decoder; generate continues texts of causal language models."
+        )
+    can = getattr(network, "can_generate", None)
+    if can is not None and not can():
+        raise OptionError(
+            f"{name} does not generate text; generate takes ensembles of causal language models."
+        )
 
 
 def _check_length(ensemble: Ensemble, length: int) -> None:

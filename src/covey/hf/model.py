@@ -125,6 +125,8 @@ class EnsembleModel(nn.Module):
                     f"{type(network).__name__} has no gradient checkpointing of its own; leave it off."
                 )
             enable(**options)
+        # the network's checkpoints ask for gradients inside its forward pass, which vmap does not allow
+        self.ensemble.runs["train"] = "loop"
 
     def _training_loss(self, inputs: dict[str, Any], labels: Tensor, items: Tensor | int | None) -> Tensor:
         loss = self.ensemble.loss(

@@ -116,9 +116,10 @@ def updated_matrices(body: Anatomy, where: Where | None, rank: int, copied: Sequ
         names = select(network, where, head=body.head, stem=body.stem)
         chosen = [name for name in names if name not in copied and axes(network, name) is not None]
         if not chosen:
+            held = next((name for name in names if name in copied), None)
             raise ConversionError(
                 f"where={where!r} names no weight matrix that could have a low-rank update of its own"
-                + (f"; {names[0]!r} is a copy of each member's already." if names else ".")
+                + (f"; {held!r} is a copy of each member's already." if held else ".")
             )
         for name in chosen:
             _check_rank(network, name, rank)
