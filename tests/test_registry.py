@@ -194,6 +194,11 @@ def test_values_with_brackets_in_brackets_without_end_are_refused(text: str) -> 
         registry.parsed(f"batch-ensemble:where={text}")
 
 
+def test_no_value_is_written_as_flags_show_it() -> None:
+    assert registry.parsed("hypernetwork:budget=None").budget is None
+    assert registry.parsed("superweights:share=none").share == "none"
+
+
 # --- nobody asks which method it is ---------------------------------------------------------------------------
 
 OWN_FILES = ("methods", "trainings", "registry.py")  # the registry finds an object's name

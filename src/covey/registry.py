@@ -199,14 +199,17 @@ def split_options(text: str) -> list[str]:
 _MOST_BRACKETS = 200  # one inside the other, more would exhaust the stack
 
 
+_AS_FLAGS_HAVE_IT: dict[str, Any] = {"()": (), "None": None}
+
+
 def read_value(text: str) -> Any:
-    """A value as JSON writes it, else a word; a list, also one of words without quotes, becomes a tuple.
+    """A value as JSON or a flag writes it, else a word; a list, also one of words without quotes, becomes a tuple.
 
     >>> read_value("0.5"), read_value("ones"), read_value("[head,norms]"), read_value("()")
     (0.5, 'ones', ('head', 'norms'), ())
     """
-    if text == "()":
-        return ()
+    if text in _AS_FLAGS_HAVE_IT:
+        return _AS_FLAGS_HAVE_IT[text]
     if text.count("[") + text.count("{") > _MOST_BRACKETS:
         raise OptionError(f"the value {text[:40]}... has more than {_MOST_BRACKETS} brackets.")
     try:
