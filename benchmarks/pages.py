@@ -9,6 +9,7 @@ A page marks the place with `<!-- results: NAME -->` and `<!-- end of NAME -->`;
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -290,6 +291,96 @@ def convnet() -> str:
     return f"{markdown(['arm', 'accuracy % by seed', 'mean ± sd'], lines)}\n\n{origin(found)}"
 
 
+SMALL_COLUMNS: dict[str, tuple[tuple[str, ...], int, bool]] = {
+    "accuracy %": (("scores", "ensemble", "accuracy"), 1, True),
+    "a member's %": (("scores", "member_mean", "accuracy"), 1, True),
+    "NLL": (("scores", "ensemble", "nll"), 3, False),
+    "ECE": (("scores", "ensemble", "ece"), 3, False),
+    "OOD AUROC %": (("scores", "ood", "mean", "entropy", "auroc"), 1, True),
+    "disagreement": (("scores", "diversity", "disagreement"), 3, False),
+}
+
+
+def in_small(name: str, *, collapsed: bool = False) -> str:
+    """An experiment of the papers in small: every arm with its scores, and its size over the single network's."""
+    found = read(name)
+    if found is None:
+        return waiting(name)
+    table = rows(found)
+    single = next(row for label, row in table.items() if label.startswith("single"))
+    headings = ["arm", "seeds", *SMALL_COLUMNS, "stored"]
+    lines = []
+    for label, row in table.items():
+        cells = [
+            row.cell(*path, digits=digits, percent=percent)
+            for path, digits, percent in SMALL_COLUMNS.values()
+        ]
+        line = [WORDS.get(label, label), str(len(row.runs)), *cells, _ratio(row, single, "stored")]
+        if collapsed:
+            line.append(row.cell("collapsed", "exact", "accuracy", digits=1, percent=True))
+        lines.append(line)
+    if collapsed:
+        headings.append("averaged into one network, accuracy %")
+    return f"{markdown(headings, lines)}\n\n{origin(found)}"
+
+
+def lstm() -> str:
+    """Paper 2, Table 6 in small: bits per character of the three arms, without and with averaged weights."""
+    found = read("paper2-table6-small")
+    if found is None:
+        return "*Not run yet: `covey reproduce paper2-table6 --scale small --results results`.*"
+    lines = []
+    for label, row in rows(found).items():
+        arm, _, average = label.rpartition(" average=")
+        averaged = "no" if average == "None" else f"from {average} on"
+        cell = row.cell("scores", "ensemble", "bits_per_character", digits=3)
+        lines.append([arm, averaged, str(len(row.runs)), cell])
+    headings = ("arm", "weights averaged (SWA)", "seeds", "bits per character")
+    return f"{markdown(headings, lines)}\n\n{origin(found)}"
+
+
+def peer() -> str:
+    """The same ensembles trained by the closest peer and by covey, with the ratio of their times."""
+    path = RESULTS / "peer.json"
+    if not path.exists():
+        return "*Not run yet: `python benchmarks/peer.py --write results/peer.json`.*"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    table: dict[str, dict[str, Row]] = {}
+    for run in found["runs"]:
+        by_library = table.setdefault(run["method"], {})
+        by_library.setdefault(run["library"], Row(run["library"])).runs.append(run)
+    lines = []
+    for method, by_library in table.items():
+        for library, row in by_library.items():
+            base = by_library["torch-uncertainty"].mean("epoch_seconds")
+            lines.append(
+                [
+                    f"{method}, {library}",
+                    str(len(row.runs)),
+                    row.cell("accuracy", digits=1, percent=True),
+                    row.cell("nll"),
+                    row.cell("ece"),
+                    f"{row.mean('parameters'):,.0f}",
+                    f"{row.mean('epoch_seconds') / base:.2f}",
+                ]
+            )
+    headings = (
+        "method",
+        "seeds",
+        "accuracy %",
+        "NLL",
+        "ECE",
+        "parameters",
+        "time of an epoch over the peer's",
+    )
+    versions = found["versions"]
+    told = (
+        f"`{found['command']}`, written {found['written']} with covey {versions['covey']}, torch-uncertainty "
+        f"{versions['torch-uncertainty']} and torch {versions['torch'].partition('+')[0]}."
+    )
+    return f"{markdown(headings, lines)}\n\n{told}"
+
+
 SETS = (
     "bostonhousing", "concrete", "energy", "kin8nm", "naval-propulsion-plant", "power-plant",
     "protein-tertiary-structure", "wine-quality-red", "yacht",
@@ -329,6 +420,12 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "tables": tables,
     "convnet": convnet,
     "regressions": regressions,
+    "late": lambda: in_small("promise-late", collapsed=True),
+    "templates": lambda: in_small("promise-templates"),
+    "anytime": lambda: in_small("promise-anytime"),
+    "cifar10": lambda: in_small("promise-cifar10"),
+    "lstm": lstm,
+    "peer": peer,
 }
 
 

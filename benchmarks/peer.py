@@ -5,9 +5,9 @@
 
 The network is the peer's own ResNet-18 at a quarter of its width; covey converts it, the peer has an ensemble of it for
 each method. 3,000 images of clothes for training, 2,000 for the test (`fashion-mnist-small`), SGD with Nesterov
-momentum, a cosine schedule, no augmentation. The loss of both is the sum over members of each one's mean. Both of a pair are
-trained in one process, in turns of an epoch on the same minibatches, so that the ratio of their times is fair on a busy
-machine.
+momentum, a cosine schedule, no augmentation. The loss of both is the sum over members of each one's mean. Both of a
+pair are trained in one process, in turns of an epoch on the same minibatches, so that the ratio of their times is fair
+on a busy machine.
 
 torch-uncertainty wants an environment of its own, with covey[data] in it. torchvision's operators, which the CPU build
 of torch lacks, are declared below.
