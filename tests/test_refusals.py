@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -188,3 +189,48 @@ def test_a_network_that_cannot_be_copied_says_so() -> None:
     network.stream = (number for number in range(3))
     with pytest.raises(ConversionError, match="cannot be copied.*generator"):
         covey.convert(network, covey.Replicate(members=2))
+
+
+def test_sparse_buffers_are_refused_and_sparse_constants_are_not() -> None:
+    network = Holds(lambda _: None)
+    network.register_buffer("edges", torch.eye(6).to_sparse_coo())
+    with pytest.raises(ConversionError, match=r"'edges' is a sparse tensor.*plain attribute"):
+        covey.convert(network, covey.Replicate(members=2))
+    network = Holds(lambda _: torch.eye(6).to_sparse_coo())
+    network.forward = types.MethodType(
+        lambda net, x: net.out(torch.sparse.mm(net.thing, net.first(x))), network
+    )
+    x = torch.randn(6, 4)
+    ensemble = covey.convert(network, covey.Replicate(members=2, noise=0.1), example=x)
+    torch.testing.assert_close(ensemble(x)[1], ensemble.member(1)(x))
+
+
+class FirstBatch(nn.Module):
+    """Makes a buffer of its first batch, or sets a parameter by it."""
+
+    def __init__(self, makes: bool) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.shift, self.makes = nn.Parameter(torch.ones(6)), makes
+        self.register_buffer("is_set", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.makes and not hasattr(self, "scale"):
+            self.register_buffer("scale", x.detach().abs().mean(0))
+        h = self.first(x)
+        if not self.makes and self.training and not self.is_set:
+            self.shift.data.copy_(-h.detach().mean(0))
+            self.is_set.fill_(True)
+        return self.out(h + self.shift)
+
+
+@pytest.mark.parametrize(
+    ("makes", "words"), [(True, "makes 'scale'"), (False, "sets its parameter 'shift'.*in train mode")]
+)
+def test_a_network_that_waits_for_its_first_batch_is_refused_until_it_had_it(makes: bool, words: str) -> None:
+    network, x = FirstBatch(makes), torch.randn(5, 4)
+    with pytest.raises(ConversionError, match=f"{words}.*before converting|{words}.*Call it once"):
+        covey.convert(network, covey.Replicate(members=2), example=x)
+    network(x)
+    ensemble = covey.convert(network, covey.Replicate(members=2, noise=0.1), example=x)
+    assert ensemble.checked.startswith("checked in eval and train mode")

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import Arguments, pick
+from covey.networks.held import held
 from covey.seeds import random_state_kept, reseed
 
 SECONDS = 0.25  # of one forward pass; a check takes about twenty-five, and nobody asked to wait for them
@@ -36,13 +37,17 @@ LOW_PRECISION = 0.02
 NOTHING = 1e-6  # numbers below are taken for zeros: a mean of 1e-17 is rounding itself
 
 
-def check(ensemble: Ensemble, example: Arguments | None, wanted: bool | None) -> str:
+def check(
+    ensemble: Ensemble, example: Arguments | None, wanted: bool | None, precision: torch.dtype | None = None
+) -> str:
     """Check an ensemble, and say what was found out; a ConversionError names the first difference.
 
     Args:
         ensemble: it stays as it is, and so does the random state.
         example: an input.
         wanted: True checks all members; None the first and the last, where that is cheap; False nothing.
+        precision: the coarsest type that the network computes in, where that is known; it may be coarser than that of
+            its outputs.
     """
     if wanted is False:
         return "not checked, as asked"
@@ -52,7 +57,7 @@ def check(ensemble: Ensemble, example: Arguments | None, wanted: bool | None) ->
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
     with torch.no_grad(), _same_random_state_after(ensemble):
-        trial = _Trial(copy.deepcopy(ensemble), tuple(members), example)
+        trial = _Trial(copy.deepcopy(ensemble), tuple(members), example, precision)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
 
@@ -89,11 +94,19 @@ class _Trial:
         ensemble: a copy of one's own.
         members: which are tried.
         example: an input.
+        precision: see `check`.
     """
 
-    def __init__(self, ensemble: Ensemble, members: tuple[int, ...], example: Arguments) -> None:
-        self.ensemble, self.members = ensemble, members
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        members: tuple[int, ...],
+        example: Arguments,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        self.ensemble, self.members, self.precision = ensemble, members, precision
         self.first, self.second = example, _another(example)
+        self.kept = ""  # a tensor that the network keeps from one call for the next
         ensemble.run = "loop"
 
     def run(self, mode: bool, *, patient: bool) -> str:
@@ -102,6 +115,7 @@ class _Trial:
         self.ensemble.train(mode)
         self.plain = {k: self.ensemble.member(k) for k in self.members}
         probe = self.ensemble.member(self.members[0])
+        tensors = _tensors_held(probe)
         start = time.perf_counter()
         try:
             once = self._alone(probe, self.first)
@@ -116,6 +130,8 @@ class _Trial:
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
         counts = not _same(once, again)
+        left = [path for path, tensor in _tensors_held(probe).items() if tensor is not tensors.get(path)]
+        self.kept = left[0] if counts and left else ""
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
         self._compare("when it is called again", self.members, self.first)
@@ -134,13 +150,29 @@ class _Trial:
                 f"{type(error).__name__}: {error}. {_ADVICE}"
             ) from error
         for k, output, answer in zip(members, outputs, expected, strict=True):
-            if not _same(output, answer) and not self._is_rounding(k, output, answer, given):
+            if not self._agree(k, output, answer, given):
                 raise ConversionError(
                     f"in {self.mode} mode member {k} does not answer as the plain network ensemble.member({k}) does "
-                    f"{when}: {_difference(output, answer)}. The members probably meet in something that the network "
-                    f"keeps where covey does not see it, such as a global or a generator of random numbers. {_ADVICE}"
+                    f"{when}: {_difference(output, answer)}. {self._cause()} {_ADVICE}"
                 )
         self._check_buffers(members)
+
+    def _agree(self, k: int, output: Tensor, answer: Tensor, given: Arguments) -> bool:
+        if _same(output, answer, self.precision):
+            return True
+        return self._is_rounding(k, output, answer, given)
+
+    def _cause(self) -> str:
+        """What most likely makes a member answer otherwise."""
+        if self.kept:
+            return (
+                f"The network keeps the tensor {self.kept!r} from one call for the next, and an ensemble starts every "
+                "call without: make it a buffer (register_buffer), which each member then has for itself, or an input."
+            )
+        return (
+            "The members probably meet in something that the network keeps where covey does not see it, such as a "
+            "global or a generator of random numbers."
+        )
 
     def _apart(self, members: Sequence[int], given: Arguments) -> list[Tensor]:
         """What the plain networks answer, one after another from one random state."""
@@ -201,6 +233,11 @@ class _Trial:
 
 
 _ADVICE = "convert(..., check=False) converts it nevertheless."
+
+
+def _tensors_held(network: nn.Module) -> dict[str, Tensor]:
+    """Tensors that the network keeps in Python, by where they are."""
+    return {found.path: found.value for found in held(network) if isinstance(found.value, Tensor)}
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -278,11 +315,13 @@ def _scale(tensor: Tensor) -> float:
     return finite.abs().max().item() if finite.numel() else 0.0
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal but for rounding."""
+def _same(a: Tensor, b: Tensor, precision: torch.dtype | None = None) -> bool:
+    """Whether two tensors are equal but for rounding; `precision` is what they were computed in, if not their own."""
     if a.shape != b.shape:
         return False
     tolerance = TOLERANCE.get(b.dtype, LOW_PRECISION) if b.is_floating_point() else 0.0
+    if b.is_floating_point() and precision is not None and precision not in TOLERANCE:
+        tolerance = LOW_PRECISION
     if b.is_complex():
         tolerance = TOLERANCE[torch.float32]
     return _distance(a, b) <= tolerance * max(_scale(b), NOTHING)

@@ -73,7 +73,8 @@ def convert(
     _check_distinct(method, ensemble, bodies)
     ensemble.task, ensemble.seed = task, int(seed)
     ensemble.class_dim = _class_dim(bodies[0]) if class_dim is None else int(class_dim)
-    ensemble.checked = checking.check(ensemble, bodies[0].example, check)
+    trace = bodies[0].trace
+    ensemble.checked = checking.check(ensemble, bodies[0].example, check, trace.precision if trace else None)
     return ensemble
 
 

@@ -260,13 +260,29 @@ class Deciding(nn.Module):
         return self.head(self.stem(x / x.max().item()))
 
 
+class Cut(nn.Module):
+    """Goes by the first sample's value, so that members, who have other first samples, would go other ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(2, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stem(x * (1 + int(x[0, 0]))))
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "a mask": (
         Masked,
         (torch.randn(2, 6), torch.ones(2, 1)),
         "something else with its input.*another method",
     ),
-    "edges": (Graph, (torch.randn(5, 6), torch.tensor([[0, 1], [1, 2]])), "something else with its input"),
+    "edges": (
+        Graph,
+        (torch.randn(5, 6), torch.tensor([[0, 1], [1, 2]])),
+        "one row per sample.*another method",
+    ),
+    "rows that decide": (Cut, torch.arange(8.0).view(4, 2), r"asks for values of its input \(__int__\)"),
     "a largest norm": (
         lambda: nn.Sequential(nn.Embedding(9, 6, max_norm=0.5), nn.Flatten(), nn.Linear(30, 4)),
         torch.randint(0, 9, (2, 5)),

@@ -18,6 +18,7 @@ from covey.networks.calls import arguments
 
 TOLERANCE = 1e-6  # of the outputs' scale, in float64
 LOW_TOLERANCE = 2e-4  # where the network computes in float32
+LOWEST_TOLERANCE = 2e-2  # where it computes in float16 or bfloat16, as under autocast
 
 
 class WrongError(Exception):
@@ -89,21 +90,27 @@ def same(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE, what: st
 class _Precision(TorchDispatchMode):
     """Notices results in less than float64."""
 
-    low = False
+    tolerance = TOLERANCE
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64:
-                self.low = True
+                low = LOW_TOLERANCE if leaf.dtype == torch.float32 else LOWEST_TOLERANCE
+                self.tolerance = max(self.tolerance, low)
         return result
 
 
 @functools.cache
 def tolerance(network: Network) -> float:
-    """Of outputs that another order of operations gives."""
+    """Of outputs that other operations give, as those of a batched run."""
     net = network.make().eval()
     args, kwargs = arguments(network.example())
     with _Precision() as precision, torch.no_grad():
         net(*args, **kwargs)
-    return LOW_TOLERANCE if precision.low else TOLERANCE
+    return precision.tolerance
+
+
+def loop_tolerance(network: Network) -> float:
+    """Of outputs that almost the same operations give; in bfloat16 those differ too."""
+    return LOWEST_TOLERANCE if tolerance(network) == LOWEST_TOLERANCE else TOLERANCE

@@ -65,7 +65,8 @@ A case is `ok` if all of this holds:
 - a packed member has the parameters of alpha / M of every hidden width, up to 10 %, and `pack()` answers as the
   ensemble does.
 
-Outputs agree to 1e-6 of their scale, to 2e-4 where the network itself computes in float32.
+Outputs agree to 1e-6 of their scale, to 2e-4 where the network itself computes in float32, to 2e-2 where it does in
+bfloat16.
 `tests/networks/verdicts.py` has the checks."""
 
 

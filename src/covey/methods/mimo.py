@@ -164,6 +164,7 @@ class MIMO(Method):
         if body.example is None:
             return
         args, kwargs = body.example
+        _check_rows(body.example)
         many_args, many_kwargs = tree_map(lambda leaf: _repeated(leaf, self.members), body.example)
         ensemble = self.build([body], layout)
         ensemble.run = "loop"
@@ -173,7 +174,8 @@ class MIMO(Method):
             with _refusing():
                 found = ensemble(*many_args, per_member=True, **many_kwargs)
         is_random = bool(_difference(again, expected[:1]))
-        difference = "" if is_random else _difference(found, expected)
+        precision = body.trace.precision if body.trace and body.trace.precision else expected.dtype
+        difference = "" if is_random else _difference(found, expected, precision)
         if difference:
             raise _differs(difference)
         try:
@@ -182,13 +184,14 @@ class MIMO(Method):
             return
         with _refusing():
             ensemble(*many_args, per_member=True, **many_kwargs)
+        turned = tree_map(lambda leaf: _turned(leaf, self.members), body.example)
+        with _refusing():  # as in training, where the network may decide by values in which inputs differ
+            ensemble(*turned[0], per_member=True, **turned[1])
         self._try_repeated(ensemble, many_args, many_kwargs)
 
     def _try_repeated(self, ensemble: Ensemble, args: tuple, kwargs: dict[str, Any]) -> None:
         """A network may take so many samples and no more."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        sizes = {tuple(leaf.shape[1:2]) for leaf in tensors}
-        if self.repeats == 1 or len(sizes) != 1 or sizes == {()}:  # not all of it are samples
+        if self.repeats == 1:
             return
         longer = tree_map(lambda leaf: _longer(leaf, self.repeats), (args, kwargs))
         try:
@@ -304,6 +307,11 @@ def _repeated(leaf: Any, members: int) -> Any:
     return torch.stack([leaf] * members) if isinstance(leaf, Tensor) else leaf
 
 
+def _turned(leaf: Any, members: int) -> Any:
+    """The samples in another order for each member."""
+    return torch.stack([leaf.roll(k, 0) for k in range(members)]) if isinstance(leaf, Tensor) else leaf
+
+
 def _longer(leaf: Any, repeats: int) -> Any:
     return torch.cat([leaf] * repeats, 1) if isinstance(leaf, Tensor) else leaf
 
@@ -356,6 +364,16 @@ def _check_found(body: Anatomy, part: str, names: Sequence[str]) -> None:
     )
 
 
+def _check_rows(example: Any) -> None:
+    """Training deals samples out to members in other orders, so that every tensor must have a row for each."""
+    shapes = [tuple(leaf.shape) for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    if any(not shape or shape[0] != shapes[0][0] for shape in shapes):
+        raise ConversionError(
+            "MIMO gives every member the samples of a batch in another order, so each input must have one row per "
+            f"sample; the example's have the shapes {shapes}. Take another method, such as BatchEnsemble or MultiHead."
+        )
+
+
 def _check_trainable(body: Anatomy, part: str, names: Sequence[str]) -> None:
     for name, tensor in body.values(names).items():
         if not tensor.requires_grad:
@@ -388,13 +406,14 @@ def _refusing() -> Iterator[None]:
         ) from error
 
 
-def _difference(found: Tensor, expected: Tensor) -> str:
+def _difference(found: Tensor, expected: Tensor, precision: torch.dtype | None = None) -> str:
     """Where the joint pass, given the same input M times, first answers otherwise than the members do; or nothing."""
     if found.shape != expected.shape:
         return f"its shape is {tuple(found.shape)} where the members give {tuple(expected.shape)}"
     finite = torch.isfinite(expected)
     scale = expected[finite].abs().amax() if finite.any() else torch.ones(())
-    wrong = finite & ~((found - expected).abs() <= _tolerance(expected.dtype) * scale + 1e-12)
+    tolerance = max(_tolerance(expected.dtype), _tolerance(precision or expected.dtype))
+    wrong = finite & ~((found - expected).abs() <= tolerance * scale + 1e-12)
     if not wrong.any():
         return ""
     place = tuple(wrong.nonzero()[0].tolist())

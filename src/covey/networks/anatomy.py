@@ -221,6 +221,13 @@ def _probe(
 
 def _rewritten(network: nn.Module, traces: Iterable[Trace]) -> tuple[str, ...]:
     """Parameters that a forward pass changes in place, and would change again."""
+    traces = list(traces)
+    for name in sorted(set().union(*(traced.set_from_data() for traced in traces))):
+        raise ConversionError(
+            f"the network sets its parameter {name!r} in the forward pass to what it computes from its input, as those "
+            "do that are initialised by their first batch. Members' parameters are not kept by a forward pass. Call "
+            "the network once on an input, in train mode, before converting it."
+        )
     written = set().union(*(traced.rescaled for traced in traces))
     for name, tensor in network.named_parameters():
         if name in written and not tensor.requires_grad:
@@ -233,14 +240,19 @@ def _rewritten(network: nn.Module, traces: Iterable[Trace]) -> tuple[str, ...]:
 
 
 def _check_nothing_made(network: nn.Module, after: nn.Module) -> None:
-    """Refuse a network that makes parameters or layers while it runs: an ensemble could not know them."""
-    before = {name for name, _ in [*network.named_parameters(), *network.named_modules()]}
-    for name, _ in [*after.named_parameters(), *after.named_modules()]:
+    """Refuse a network that makes parameters, buffers or layers while it runs: an ensemble could not know them."""
+    before = set(_all_names(network))
+    for name in _all_names(after):
         if name not in before:
             raise ConversionError(
                 f"the network makes {name!r} in its forward pass. Call it once on an input before converting it, so "
-                "that all its layers are there."
+                "that all its layers and buffers are there."
             )
+
+
+def _all_names(network: nn.Module) -> list[str]:
+    named = [*network.named_parameters(), *network.named_buffers(), *network.named_modules()]
+    return [name for name, _ in named]
 
 
 def _unregistered(network: nn.Module) -> list[tuple[str, Tensor, int]]:

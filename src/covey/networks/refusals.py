@@ -132,6 +132,12 @@ def _check_tensors(network: nn.Module) -> None:
             raise ConversionError(
                 f"{name!r} has no shape yet, because its lazy module was never run. Call the network once on an input."
             )
+        if tensor.layout != torch.strided:
+            raise ConversionError(
+                f"{name!r} is a sparse tensor ({tensor.layout}), and members' tensors are dense. Register its indices "
+                "and values as buffers and make the sparse tensor of them in the forward pass; or, if it is a "
+                "constant, keep it as a plain attribute."
+            )
     if not any(isinstance(tensor, nn.Parameter) for _, tensor in tensors):
         raise ConversionError("the network has no parameters, so there is nothing to make an ensemble of.")
     for name, tensor in tensors:

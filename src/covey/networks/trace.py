@@ -56,6 +56,7 @@ class Trace:
         written: names of the parameters and buffers that were changed in place.
         rescaled: those among them that another call would change again. An embedding with `max_norm` is none.
         writes_inputs: whether an input was changed in place.
+        precision: the coarsest floating-point type that anything was computed in, if anything was.
     """
 
     ops: list[_Op] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Trace:
     written: set[str] = field(default_factory=set)
     rescaled: set[str] = field(default_factory=set)
     writes_inputs: bool = False
+    precision: torch.dtype | None = None
 
     @property
     def random(self) -> bool:
@@ -139,6 +141,16 @@ class Trace:
                 for value in op.reads:
                     met |= weights.get(value, set())
         return met
+
+    def set_from_data(self) -> set[str]:
+        """Parameters that were changed in place to what depends on the input, and would be again."""
+        data = self._data()
+        found = set()
+        for op in self.ops:
+            written = {self.names[value] for value in op.writes if value in self.names}
+            if op.reads & data:
+                found |= written & self.rescaled & self.learnt
+        return found
 
     def _data(self) -> set[int]:
         """Values that depend on the network's input."""
@@ -219,7 +231,15 @@ class _Recorder(TorchDispatchMode):
         written = [self._overwrite(t, str(func)) for t in mutated]
         written += [self.value(t) for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in changed]
         self.trace.ops.append(_Op(str(func), reads, tuple(written), random))
+        self._note_precision(out)
         return out
+
+    def _note_precision(self, out: Any) -> None:
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                known = self.trace.precision
+                if known is None or torch.finfo(leaf.dtype).eps > torch.finfo(known).eps:
+                    self.trace.precision = leaf.dtype
 
 
 def _watched(func: Any, args: tuple, kwargs: dict[str, Any], given: list[Tensor]) -> tuple[Any, bool]:
@@ -237,7 +257,8 @@ def _watched(func: Any, args: tuple, kwargs: dict[str, Any], given: list[Tensor]
 
 def _memory(tensor: Tensor) -> int:
     """What tensors that share memory have in common; a tensor without memory shares with none."""
-    address = 0 if tensor.device.type == "meta" else tensor.untyped_storage().data_ptr()
+    has_memory = tensor.device.type != "meta" and tensor.layout == torch.strided and not tensor.is_nested
+    address = tensor.untyped_storage().data_ptr() if has_memory else 0
     return address or -id(tensor)
 
 
