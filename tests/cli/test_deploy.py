@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import covey
 from covey.cli.main import main
+from covey.cli.run import read_data, read_ensemble, read_network
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +81,59 @@ def test_int8_data_of_another_shape(folder: Path, tmp_path: Path, capsys: pytest
     assert main(words) == 2
     assert "the network was trained on (1, 8, 8)" in capsys.readouterr().err
     assert not (tmp_path / "a-int8.onnx").exists()
+
+
+def test_every_form_of_a_run_is_timed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "bench.json"
+    words = ["bench", str(folder), "--batches", "1", "4", "--repeats", "1", "--threads", "1"]
+    assert main([*words, "--int8-limit", "1", "--write", str(written)]) == 0
+    told = capsys.readouterr().out
+    assert "form     batch 1  batch 4  samples/s  weights MB  peak MB" in told
+    stored = json.loads(written.read_text())
+    assert f"Best here: {stored['best']}, which takes" in told
+    assert {row["form"] for row in stored["rows"]} | set(stored["missing"]) == {
+        "network", "eager", "fused", "onnx", "int8",
+    }  # fmt: skip
+    network = next(row for row in stored["rows"] if row["form"] == "network")
+    assert network["weight_bytes"] == 4 * (64 * 32 + 32 + 32 * 10 + 10), "the run's own, of 32 hidden units"
+    assert main([*words, "--write", "bench.txt"]) == 2
+    assert "--write is a .json file" in capsys.readouterr().err
+
+
+def test_a_run_of_fit_names_its_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(32, 4)
+    network = covey.zoo.create("mlp", features=4, hidden=(8,), classes=2)
+    quiet = covey.Machine(accelerator="cpu", progress=False)
+    method = covey.Packed(members=4)
+    run = tmp_path / "run"
+    covey.fit(
+        network, (x, (x[:, 0] > 0).long()), covey.Recipe(epochs=1), method=method, folder=run, machine=quiet
+    )
+    for command in ("export", "bench"):
+        assert main([command, str(run)]) == 2
+        assert "where its data are is not known: name inputs, --data FILE" in capsys.readouterr().err
+    np.save(tmp_path / "x.npy", x.numpy())
+    given = str(tmp_path / "x.npy")
+    assert main(["export", str(run), "--data", given]) == 0
+    capsys.readouterr()
+    answers = []
+    for source in (run, run / "ensemble.onnx"):
+        assert main(["predict", str(source), given]) == 0
+        answers.append([float(row["p(0)"]) for row in table(capsys.readouterr().out)])
+    np.testing.assert_allclose(*answers, atol=1e-5)
+    ensemble = read_ensemble(run)
+    whole = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    assert {name: t.shape for name, t in read_network(run, ensemble).state_dict().items()} == whole
+    assert {name: t.shape for name, t in ensemble.member(0).state_dict().items()} != whole, "narrower"
+
+
+def test_a_run_on_text_finds_its_data_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("the quick brown fox " * 60)
+    words = ["train", "single", "--data", str(tmp_path / "text.txt"), "--length", "8", "--epochs", "1"]
+    words += ["--network-option", "hidden=8", "--no-progress", "--no-evaluate"]
+    show = warnings.showwarning
+    assert main([*words, "--folder", str(tmp_path / "run")]) == 0
+    warnings.showwarning = show
+    assert read_data(tmp_path / "run").task == "language"

@@ -32,6 +32,8 @@ class ExportFlags:
     Args:
         folder: of the run.
         to: "onnx" for ONNX Runtime, "pt2" for torch.export.
+        data: inputs as `covey predict` takes them, on which the file must answer as the ensemble does; the run's own
+            test data if not given.
         out: the file to write; ensemble.onnx or ensemble.pt2 in the run's folder if not given.
         members: give each member's own answer too.
         weights: "made" is the fastest; "stored" holds what members share once, the smallest.
@@ -43,6 +45,7 @@ class ExportFlags:
 
     folder: Positional[str]
     to: Literal["onnx", "pt2"] = "onnx"
+    data: str | None = None
     out: str | None = None
     members: bool = False
     weights: Literal["made", "stored"] = "made"
@@ -57,28 +60,35 @@ def export(args: Sequence[str]) -> int:
         "covey export", ExportFlags, args, about="Write a trained run as one file that answers without covey."
     )
     folder = run.existing(own.folder)
-    stored = run.read_settings(folder)
-    record = stored["record"]
+    record = run.read_settings(folder)["record"]
     ensemble = run.read_ensemble(folder, own.network)
-    data = run.settings_of(stored).dataset.load()
-    run.check_same_data(data, record, folder)
+    data = None if own.data is not None else run.read_data(folder)
     path = Path(own.out) if own.out else folder / f"ensemble.{own.to}"
-    example = data.prepare((data.test if len(data.test) else data.train).inputs[:CHECKED])
+    example = _example(own.data, data, record)
     options: dict[str, Any] = {"to": own.to, "members": own.members, "weights": own.weights, "record": record}
     written = deploy.export(ensemble, path, example, **options)
     print(written)
     if own.int8 is None:
         return 0
     small = path.with_name(f"{path.stem}-int8{path.suffix}")
-    calibration = _calibration(own.int8, data, record)
+    calibration = _calibration(own.int8, folder, record)
     print(deploy.export(ensemble, small, example, int8=calibration, int8_limit=own.int8_limit, **options))
-    if len(data.test):
+    if data is not None and len(data.test):
         print(cost_of_int8(path, small, data))
     return 0
 
 
-def _calibration(source: str, data: Data, record: dict[str, Any]) -> Tensor:
+def _example(source: str | None, data: Data | None, record: dict[str, Any]) -> Tensor:
+    if data is not None:
+        return data.prepare((data.test if len(data.test) else data.train).inputs[:CHECKED])
+    assert source is not None
+    _, inputs = read_inputs(source, record)
+    return prepare(inputs[:CHECKED], record)
+
+
+def _calibration(source: str, folder: Path, record: dict[str, Any]) -> Tensor:
     if source == "train":
+        data = run.read_data(folder)
         return data.prepare(data.train.inputs[:CALIBRATED])
     _, inputs = read_inputs(source, record)
     return prepare(inputs[:CALIBRATED], record)

@@ -40,8 +40,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """The commands by name."""
+    from covey.cli import bench, compare, deploy, evaluate, networks, predict, reproduce, serve, train
     from covey.cli import commands as simple
-    from covey.cli import compare, deploy, evaluate, networks, predict, reproduce, serve, train
 
     return {
         "train": train.train,
@@ -50,6 +50,7 @@ def commands() -> dict[str, Callable[[Sequence[str]], int]]:
         "predict": predict.predict,
         "serve": serve.serve,
         "export": deploy.export,
+        "bench": bench.bench,
         "methods": simple.methods,
         "networks": networks.networks,
         "data": simple.data,

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from covey.cli.memory import keep_freed_memory
 from covey.cli.overwrite import replacing
 from covey.cli.settings import Network, Settings
@@ -23,13 +25,14 @@ from covey.ensemble import Ensemble
 from covey.errors import OptionError, StoreError
 from covey.files import write_text
 from covey.locks import locked
+from covey.networks.layers import origin_of
 from covey.report import Run
 from covey.schema import Both, Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
 from covey.scores import Cost, Evaluation, evaluate, stored
 from covey.scores import cost as costs
 from covey.store import load, needs_network
 from covey.train import History, checkpoint, fit, record
-from covey.zoo import from_file
+from covey.zoo import from_file, names
 
 _log = logging.getLogger("covey")
 SETTINGS, COST, COLLAPSED, HISTORY = "settings.json", "cost.json", "collapsed.json", "history.jsonl"
@@ -289,6 +292,24 @@ def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
     return load(folder / "ensemble", made[0] if len(made) == 1 else made).eval()
 
 
+def read_network(folder: Path, ensemble: Ensemble, code: str | None = None) -> nn.Module:
+    """The network that the ensemble of a run was made of, with weights of no meaning.
+
+    Args:
+        folder: of the run.
+        ensemble: of the run.
+        code: as in `read_ensemble`.
+    """
+    stored = read_settings(folder)
+    origin = origin_of(ensemble.skeleton())
+    if code is None and BY_FIT in stored and origin is not None:
+        return names.rebuild(origin)
+    network = settings_of(stored).network
+    if code is not None:
+        network = replace(network, network=code).absolute()
+    return network.made(stored["record"], loss=stored["recipe"].get("loss", "auto"))[0]
+
+
 def _check_no_code(folder: Path, network: Network) -> None:
     if network.code:
         raise OptionError(
@@ -297,10 +318,22 @@ def _check_no_code(folder: Path, network: Network) -> None:
         )
 
 
+def read_data(folder: Path) -> Data:
+    """The data that a run was trained on."""
+    stored = read_settings(folder)
+    if BY_FIT in stored:
+        raise OptionError(
+            f"{folder} was trained by covey.fit, and where its data are is not known: name inputs, --data FILE."
+        )
+    data = settings_of(stored).dataset.load()
+    check_same_data(data, stored["record"], folder)
+    return data
+
+
 def check_same_data(data: Data, before: Mapping[str, Any], folder: Path) -> None:
     """Refuse to score a run on other data than it was trained on."""
-    now = {"task": data.task, "shape": list(data.shape), "classes": list(data.classes)}
-    for name, value in now.items():
+    for name in ("task", "shape", "classes"):
+        value = data.record[name]
         if before[name] != value:
             raise StoreError(
                 f"{folder} was trained on data with {name} {_short(before[name])}, and {SETTINGS} leads to data with "

@@ -326,10 +326,7 @@ class _Values(torch.fx.Interpreter):
 
 def _check_batches(read: Any, path: Path, example: Example, found: Mapping[str, Tensor]) -> None:
     """Refuse a file that answers one sample alone otherwise than among others."""
-    alone = Example(
-        (), {}, example.names, tuple(t[:1] if example.is_batched(t) else t for t in example.tensors)
-    )
-    for name, tensor in read(path, alone).items():
+    for name, tensor in read(path, example.first(1)).items():
         batched = found[name][:, :1] if name in OF_MEMBERS else found[name][:1]
         far = distance(tensor, batched)
         if far > (10 * TOLERANCE if tensor.dtype != torch.bool else 0.5):

@@ -89,12 +89,17 @@ def describe(
         "labels": list(record["classes"]) if record else [],
         "inputs": inputs,
         "outputs": {name: MEANING[name] for name in outputs},
-        "data": None if record is None else {key: record[key] for key in RECORD.keys},
+        "data": None if record is None else _kept(record),
         "calibration": calibration,
         "fixed_draws": random,
         "weights": weights,
         "coverage": {"parameters": coverage.total, "of_the_network": coverage.ratio, "tensors": rows},
     }
+
+
+def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What predictions need of a record of data."""
+    return {key: record[key] for key in (*RECORD.keys, *RECORD.optional) if key in record}
 
 
 def as_text(described: Mapping[str, Any]) -> str:

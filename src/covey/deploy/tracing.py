@@ -49,6 +49,21 @@ class Example:
         """Whether an argument has a row for each sample."""
         return isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == self.batch
 
+    def first(self, count: int) -> Example:
+        """The first so many samples."""
+        return self.changed(lambda tensor: tensor[:count])
+
+    def changed(self, rows: Callable[[Tensor], Tensor]) -> Example:
+        """The same with other rows of every argument that has one for each sample."""
+
+        def own(value: Any) -> Any:
+            return rows(value) if self.is_batched(value) else value
+
+        args = tuple(map(own, self.args))
+        kwargs = {name: own(value) for name, value in self.kwargs.items()}
+        tensors = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        return Example(args, kwargs, self.names, tensors)
+
     @staticmethod
     def of(network: nn.Module, example: Any) -> Example:
         """An example as users give it: a tensor, a tuple of positional or a dict of keyword arguments."""

@@ -123,7 +123,7 @@ def measure_cost(
     if clock == "cpu" and threads != 1:
         raise EvaluationError(f"clock='cpu' adds up threads, so it needs threads=1, got threads={threads}")
     model = evaluated_model(module)
-    with model.evaluating(), _threads(threads) as used, torch.inference_mode():
+    with model.evaluating(), using_threads(threads) as used, torch.inference_mode():
         module(
             example
         )  # here an ensemble chooses how to run, on the batch and with the kernels that are timed
@@ -139,7 +139,7 @@ def measure_cost(
         trainable=_total(Tensor.numel, trainable),
         stored=_total(Tensor.numel, tensors),
         multiply_adds=adds,
-        weight_bytes=_total(_bytes, tensors),
+        weight_bytes=stored_bytes(module),
         peak_bytes=peak,
         latency=median(seconds),
         spread=three_quarters - quarter,
@@ -209,6 +209,11 @@ def _stored_tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
+def stored_bytes(module: nn.Module) -> int:
+    """Bytes of all parameters and buffers; shared ones once."""
+    return _total(_bytes, _stored_tensors(module))
+
+
 def _total(size: Callable[[Tensor], int], tensors: Iterable[Tensor]) -> int:
     return sum(map(size, tensors))
 
@@ -264,7 +269,8 @@ def _plain_kernels() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[int]:
+def using_threads(count: int | None) -> Iterator[int]:
+    """So many threads of torch for a while, or as many as there are; how many that is."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
