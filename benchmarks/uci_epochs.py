@@ -4,7 +4,8 @@ The paper of Packed-Ensembles says neither optimiser nor epochs for its Table 11
 taken, as in the classic deep-ensemble table; the number of epochs is the one whose validation NLL ranks best on average
 over sets, folds and both methods. Test splits are not looked at: a tenth of each training split is held out.
 
-Run: python benchmarks/uci_epochs.py --root DATA --folder runs/uci-epochs (resumes; about an hour on one core)
+Run: python benchmarks/uci_epochs.py --root DATA --folder runs/uci-epochs (resumes, also from the results of some
+sets; about an hour on one core)
 """
 
 from __future__ import annotations
@@ -81,13 +82,33 @@ def main() -> None:
     parser.add_argument("--folder", default="runs/uci-epochs")
     parser.add_argument("--results", default="results/uci-epochs.json")
     given = parser.parse_args()
-    rows = [row for name in SETS for row in curves(name, given.root, Path(given.folder))]
+    place = Path(given.results)
+    rows = _known(place)
+    for name in SETS:
+        if all(row["set"] != name for row in rows):
+            rows += curves(name, given.root, Path(given.folder))
+            write(place, rows)
+
+
+def _known(place: Path) -> list[dict[str, object]]:
+    """What was found before, perhaps on another machine."""
+    if not place.exists():
+        return []
+    rows = json.loads(place.read_text(encoding="utf-8"))["runs"]
+    for row in rows:
+        row["validation"] = {int(epoch): scores for epoch, scores in row["validation"].items()}
+    return rows
+
+
+def write(place: Path, rows: list[dict[str, object]]) -> None:
+    """What was found so far, and the choice that follows from it."""
     ranks = {score: mean_ranks(rows, score) for score in ("nll", "rmse")}
     chosen = min(CANDIDATES, key=ranks["nll"].__getitem__)
-    found = {"covey": __version__, "held_out": HELD_OUT, "epochs": chosen, "mean_ranks": ranks, "runs": rows}
-    Path(given.results).parent.mkdir(parents=True, exist_ok=True)
-    write_text(Path(given.results), json.dumps(found, indent=1) + "\n")
-    print(f"mean ranks {ranks}: {chosen} epochs; wrote {given.results}")
+    head = {"covey": __version__, "held_out": HELD_OUT, "epochs": chosen, "mean_ranks": ranks}
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_text(place, json.dumps(head, indent=1)[:-2] + f',\n "runs": [\n{lines}\n]}}\n')
+    print(f"mean ranks {ranks}: {chosen} epochs; wrote {place}", flush=True)
 
 
 if __name__ == "__main__":
