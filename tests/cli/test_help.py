@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"
 COMMANDS = (
-    "", "train", "train batch-ensemble", "compare", "evaluate", "predict", "serve", "export", "bench", "methods",
-    "networks", "data", "reproduce", "show",
+    "", "train", "train batch-ensemble", "compare", "evaluate", "predict", "serve", "export", "bench", "distill",
+    "methods", "networks", "data", "reproduce", "show",
 )  # fmt: skip
 SCRIPT = """
 import contextlib, io, json

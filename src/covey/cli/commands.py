@@ -107,6 +107,8 @@ def show(args: Sequence[str]) -> int:
     print(f"network   {settings.network.network or usual}")
     print(f"data      {settings.dataset.data}")
     print(f"recipe    {_differences(settings.recipe)}")
+    if "lesson" in stored:
+        print(f"teacher   {stored['lesson']['teacher']}")
     if ensemble is None:
         print(f"training  {stored['ended']}: {on}")
         if (folder / "history.csv").exists():

@@ -40,7 +40,18 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:
     """The commands by name."""
-    from covey.cli import bench, compare, deploy, evaluate, networks, predict, reproduce, serve, train
+    from covey.cli import (
+        bench,
+        compare,
+        deploy,
+        distill,
+        evaluate,
+        networks,
+        predict,
+        reproduce,
+        serve,
+        train,
+    )
     from covey.cli import commands as simple
 
     return {
@@ -51,6 +62,7 @@ def commands() -> dict[str, Callable[[Sequence[str]], int]]:
         "serve": serve.serve,
         "export": deploy.export,
         "bench": bench.bench,
+        "distill": distill.distill,
         "methods": simple.methods,
         "networks": networks.networks,
         "data": simple.data,

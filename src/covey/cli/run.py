@@ -8,8 +8,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +38,14 @@ _log = logging.getLogger("covey")
 SETTINGS, COST, COLLAPSED, HISTORY = "settings.json", "cost.json", "collapsed.json", "history.jsonl"
 STATISTICS_BATCHES = 20  # of 512 training samples, to estimate norms' statistics of an averaged network anew
 BY_FIT = "by_fit"  # marks what covey.fit wrote, of data and a network that only the user knows
-_BESIDE = ("record", "seconds", "ended", "code", BY_FIT)  # what settings.json holds besides the settings
+_BESIDE = (
+    "record",
+    "seconds",
+    "ended",
+    "code",
+    "lesson",
+    BY_FIT,
+)  # what settings.json holds besides the settings
 _PARTS = ("options", "dataset", "network", "recipe", "machine")
 SPEC = Record(
     {
@@ -48,7 +55,10 @@ SPEC = Record(
         "seconds": Maybe(Number(0)),
         "ended": Word(),
     },
-    optional={"code": Named(Word())},  # SHA-256 of Python files that networks came from
+    optional={
+        "code": Named(Word()),  # SHA-256 of Python files that networks came from
+        "lesson": Record({"teacher": Word(), "temperature": Number(0), "truth": Number(0, 1)}),
+    },
 )
 """What settings.json looks like."""
 
@@ -59,8 +69,29 @@ FIT_SPEC = Record(
 """What fit.json looks like."""
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What a student learns from a teacher.
+
+    Args:
+        learn: does what `covey.fit` does, with the teacher's answers.
+        check: refuses data that the teacher cannot answer.
+        described: the teacher, and how it teaches, as settings.json holds it.
+    """
+
+    learn: Callable[..., History]
+    check: Callable[[Data], None]
+    described: dict[str, Any]
+
+
 def train(
-    settings: Settings, folder: Path, *, resume: bool, overwrite: bool = False, longer: bool = False
+    settings: Settings,
+    folder: Path,
+    *,
+    resume: bool,
+    overwrite: bool = False,
+    longer: bool = False,
+    lesson: Lesson | None = None,
 ) -> tuple[History, Data]:
     """Train, and write settings, history, checkpoints and the ensemble to the folder.
 
@@ -70,21 +101,28 @@ def train(
         resume: go on from the newest whole checkpoint in the folder, if there is one.
         overwrite: replace a run that is in the folder.
         longer: whether a run that is resumed may get more epochs, which not every schedule takes as a longer run would.
+        lesson: what is learnt instead of the data's own answers, if a teacher gives others.
     """
     keep_freed_memory()
     if resume and not longer:
         _check_same_length(folder, settings)
+    if resume:
+        _check_same_lesson(folder, lesson)
     data = settings.dataset.load()
     recipe = settings.recipe
     network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
     code = {name: from_file.digest(name) for name in settings.network.code}
     described = {**settings.to_dict(), "record": data.record, **({"code": code} if code else {})}
+    if lesson is not None:
+        lesson.check(data)
+        described["lesson"] = lesson.described
     begun = {**described, "seconds": None, "ended": "not finished"}
     before = _seconds_before(folder) if resume else 0.0
     with writing(folder), _replacing(folder, overwrite), _begun(folder, begun):
         ensemble_before = _stored(folder)
         started = time.perf_counter()
-        history = fit(
+        learn = fit if lesson is None else lesson.learn
+        history = learn(
             network,
             data,
             recipe,
@@ -152,6 +190,24 @@ def _check_same_length(folder: Path, settings: Settings) -> None:
             f"{folder} holds a run with other settings: epochs was {before} and is {now}. Remove it, or choose another "
             "folder."
         )
+
+
+def _check_same_lesson(folder: Path, lesson: Lesson | None) -> None:
+    """Refuse to go on with a run that learnt something else."""
+    if not os.path.lexists(folder / SETTINGS):
+        return
+    before, now = read_settings(folder).get("lesson"), None if lesson is None else lesson.described
+    if before != now:
+        raise StoreError(
+            f"{folder} learnt from {_lesson_in_words(before)}, and would go on with {_lesson_in_words(now)}. Go on "
+            "with the command that began it, or choose another folder."
+        )
+
+
+def _lesson_in_words(lesson: Mapping[str, Any] | None) -> str:
+    if lesson is None:
+        return "the data's own answers"
+    return f"{lesson['teacher']} (temperature {lesson['temperature']:g}, truth {lesson['truth']:g})"
 
 
 def _seconds_before(folder: Path) -> float:

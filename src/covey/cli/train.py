@@ -12,6 +12,10 @@ from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, parse
 from covey.cli.settings import TABLE, TRANSFORMER, Settings, is_table
+from covey.data import Data
+from covey.ensemble import Ensemble
+from covey.tables import counted
+from covey.train import History
 from covey.zoo import from_file
 
 
@@ -68,12 +72,24 @@ def train(args: Sequence[str]) -> int:
         history, data = run.train(settings, folder, resume=own.resume, overwrite=own.overwrite, longer=True)
         if not run.leads():
             return 0
-        print(f"{folder}: {history.ended}, {history.ensemble.members} members, "
-              f"{sum(p.numel() for p in history.ensemble.parameters()):,} parameters")  # fmt: skip
-        if own.evaluate and len(data.test):
-            scores = run.score(folder, history.ensemble, data)
-            print("\n".join(["test scores:", run.headline(scores), *run.told(scores)]))
+        print(ended(folder, history))
+        if own.evaluate:
+            tell_scores(folder, history.ensemble, data)
     return 0
+
+
+def ended(folder: Path, history: History) -> str:
+    """A run's end in a line."""
+    ensemble = history.ensemble
+    parameters = sum(p.numel() for p in ensemble.parameters())
+    return f"{folder}: {history.ended}, {counted(ensemble.members, 'member')}, {parameters:,} parameters"
+
+
+def tell_scores(folder: Path, ensemble: Ensemble, data: Data) -> None:
+    """Score a run that has ended on its test data, if there are any, and print the scores."""
+    if len(data.test):
+        scores = run.score(folder, ensemble, data)
+        print("\n".join(["test scores:", run.headline(scores), *run.told(scores)]))
 
 
 def _spelled_out(args: Sequence[str]) -> list[str]:
@@ -100,6 +116,11 @@ def _started_with(folder: str | None) -> Settings:
     if run.BY_FIT in stored:
         raise UsageError(
             f"{folder} was trained by covey.fit; go on with it there: covey.fit(..., resume=True)."
+        )
+    if "lesson" in stored:
+        raise UsageError(
+            f"{folder} learns from a teacher; go on with it by the command that began it: covey distill "
+            f"{stored['lesson']['teacher']} {stored['method']} --folder {folder} --resume"
         )
     return run.settings_of(stored)
 

@@ -121,7 +121,11 @@ def _check(ensemble: Ensemble, data: Data, recipe: Recipe, truth: float) -> None
             "the teacher answers each training sample once, before training, so samples must have numbers; give a "
             "map-style Dataset or tensors instead of a stream of batches."
         )
-    if data.task == "language" or (data.task == "regression") != (ensemble.task != "classification"):
+    if data.task not in ("classification", "regression"):
+        raise OptionError(
+            f"distill teaches one class or numbers per sample, and the data are for {data.task}, which it cannot teach."
+        )
+    if (data.task == "regression") != (ensemble.task != "classification"):
         raise OptionError(f"the data are for {data.task}, and the teacher's task is {ensemble.task!r}.")
     if truth and data.task == "regression":
         raise OptionError("truth mixes labels into probabilities; for a regression leave it at 0.")
