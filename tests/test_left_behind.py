@@ -113,6 +113,18 @@ def test_members_do_not_meet_in_python(kind: type[nn.Module], method: covey.Meth
     outputs.sum().backward()
 
 
+def test_a_cache_of_the_given_network_is_not_its_members() -> None:
+    torch.manual_seed(0)
+    x, network = torch.randn(5, 6), Caches().eval()
+    network(x)
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=x).eval()
+    for k in range(2):
+        member = ensemble.member(k)
+        expected = member.out(torch.tanh(member.first(x) + 2 * member.table))
+        torch.testing.assert_close(ensemble(x)[k], expected)
+    assert "bias" in network.cache, "the user's network is left alone"
+
+
 def test_without_an_example_inputs_are_copied_too() -> None:
     x = torch.randn(5, 6)
     ensemble = covey.convert(Overwrites(), covey.DeepEnsemble(members=M)).eval()

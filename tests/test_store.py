@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import covey
 from covey import zoo
@@ -285,7 +285,7 @@ def test_an_unwritable_place_is_refused(tmp_path: Path) -> None:
 
 _SAVER = """
 import sys, torch, covey
-from torch import nn
+from torch import Tensor, nn
 ens = covey.convert(nn.Linear(300, 300), covey.DeepEnsemble(members=8))
 print("ready", flush=True)
 while True:
@@ -309,3 +309,26 @@ def test_a_save_that_is_killed_leaves_a_whole_ensemble(tmp_path: Path) -> None:
         back = covey.load(folder, network=nn.Linear(300, 300))
         shift = back.tensors(0)["weight"].detach().round().unique()
         assert len(shift) == 1 or shift.abs().max() <= 1  # every tensor is of the same save
+
+
+class Shifts(nn.Module):
+    """Keeps a constant, and a mask, where torch does not store them."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.shift = [torch.arange(4.0) * by]
+        self.mask = torch.tensor([0.0, 0, 0, 0, 0, -torch.inf])
+        self.unread = torch.rand(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((self.first(x + self.shift[0]) + self.mask).relu())
+
+
+def test_a_network_with_other_constants_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(2, 4)
+    ensemble = covey.convert(Shifts(1.0), covey.Replicate(members=2, noise=0.1), example=x)
+    covey.save(ensemble, tmp_path)
+    torch.testing.assert_close(covey.load(tmp_path, Shifts(1.0))(x), ensemble(x))
+    with pytest.raises(StoreError, match=r"another tensor in 'shift\[0\]'.*register_buffer"):
+        covey.load(tmp_path, Shifts(2.0))

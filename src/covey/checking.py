@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import Arguments, pick
-from covey.networks.held import held
+from covey.networks.constants import kept_tensors
+from covey.networks.held import Held
 from covey.seeds import random_state_kept, reseed
 
 SECONDS = 0.25  # of one forward pass; a check takes about twenty-five, and nobody asked to wait for them
@@ -115,7 +116,7 @@ class _Trial:
         self.ensemble.train(mode)
         self.plain = {k: self.ensemble.member(k) for k in self.members}
         probe = self.ensemble.member(self.members[0])
-        tensors = _tensors_held(probe)
+        before = kept_tensors(probe)
         start = time.perf_counter()
         try:
             once = self._alone(probe, self.first)
@@ -130,8 +131,7 @@ class _Trial:
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
         counts = not _same(once, again)
-        left = [path for path, tensor in _tensors_held(probe).items() if tensor is not tensors.get(path)]
-        self.kept = left[0] if counts and left else ""
+        self.kept = _left_behind(before, kept_tensors(probe)) if counts else ""
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
         self._compare("when it is called again", self.members, self.first)
@@ -235,9 +235,12 @@ class _Trial:
 _ADVICE = "convert(..., check=False) converts it nevertheless."
 
 
-def _tensors_held(network: nn.Module) -> dict[str, Tensor]:
-    """Tensors that the network keeps in Python, by where they are."""
-    return {found.path: found.value for found in held(network) if isinstance(found.value, Tensor)}
+def _left_behind(before: Mapping[str, Held], after: Mapping[str, Held]) -> str:
+    """The path of a tensor that calls left in the network, if one is there."""
+    for path, found in after.items():
+        if path not in before or before[path].value is not found.value:
+            return path
+    return ""
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------

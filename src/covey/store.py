@@ -39,6 +39,7 @@ from covey.files import write_text
 from covey.layout import Layout
 from covey.losses import LOSS_OF_TASK
 from covey.networks.anatomy import Anatomy, listing, recalled
+from covey.networks.constants import first_other
 from covey.networks.layers import hollow
 from covey.run import WAYS
 from covey.schema import (
@@ -80,7 +81,11 @@ _BODY = Record(
         "state": Many(Word()),
         "zoo": Maybe(Record({"name": Word(), "arguments": Named(_ARGUMENT)})),
     },
-    optional={"writes_inputs": Maybe(Truth()), "rewrites": Many(Word())},
+    optional={
+        "writes_inputs": Maybe(Truth()),
+        "rewrites": Many(Word()),
+        "constants": Named(Many(Number(), most=8)),
+    },
 )
 _COMMON: dict[str, Spec] = {
     "method": Word(),
@@ -162,6 +167,7 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
         networks = _networks(config, network)
         for net, body in zip(networks, config["bodies"], strict=True):
             _check_architecture(net, body["tensors"], folder)
+            _check_constants(net, body.get("constants", {}), folder)
         with Bounded(20_000 + 1_000 * len(header.tensors)):
             ensemble = _built(config, networks, header)
     taken = _from_base(config, network, folder)
@@ -379,6 +385,17 @@ def _check_architecture(network: nn.Module, stored: dict[str, Any], folder: Path
                 f"{folder} was stored for another architecture: {name!r} has shape {theirs or 'none (no such tensor)'} "
                 f"there and {ours or 'none (no such tensor)'} in the network given."
             )
+
+
+def _check_constants(network: nn.Module, stored: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a network with other constants than the stored one's, which are no parameters and no buffers."""
+    path = first_other(stored, network)
+    if path is not None:
+        raise StoreError(
+            f"{folder} was stored with another tensor in {path!r} than the network given has there. It is neither a "
+            "parameter nor a buffer, so it was not stored: give a network with the same values, or make it a buffer "
+            "(register_buffer) before converting."
+        )
 
 
 def _check_fits(ensemble: Ensemble, found: Mapping[str, list], path: Path) -> None:

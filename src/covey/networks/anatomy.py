@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from covey.errors import ConversionError
 from covey.networks.calls import Arguments, Output, arguments, pick
+from covey.networks.constants import Print, drop_caches, prints
 from covey.networks.held import held
 from covey.networks.layers import Axes, Where, axes, canonical, copied, origin_of, owner_of, select, ties
 from covey.networks.refusals import check_keywords
@@ -38,6 +39,7 @@ class Anatomy:
         writes_inputs: whether a forward pass changes its input in place; None if that was not tried.
         rewrites: names of the parameters that a forward pass changes in place, as some networks rescale themselves.
         moves_in_eval: whether a forward pass changes buffers in eval mode too, as observers of ranges do.
+        constants: prints of tensors that the network keeps in Python and reads, by path (see `constants`).
     """
 
     network: nn.Module
@@ -52,6 +54,7 @@ class Anatomy:
     writes_inputs: bool | None = None
     rewrites: tuple[str, ...] = ()
     moves_in_eval: bool = False
+    constants: Mapping[str, Print] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """What a stored ensemble keeps of the network, as JSON holds it."""
@@ -64,6 +67,7 @@ class Anatomy:
             "writes_inputs": self.writes_inputs,
             "rewrites": list(self.rewrites),
             "moves_in_eval": self.moves_in_eval,
+            "constants": dict(self.constants),
             "zoo": origin_of(self.network),
         }
 
@@ -128,6 +132,8 @@ def examine(
         given: Arguments = tree_map(_copied, arguments(example))  # a network that a method runs may change it
         check_keywords(given[1])
         traces, state, moves_in_eval = _probe(private, *given, output)
+        if drop_caches(private, _constants(traces), given):
+            traces, state, moves_in_eval = _probe(private, *given, output)
         trace = traces[0]
         facts = {
             "example": given,
@@ -135,6 +141,7 @@ def examine(
             "state": state,
             "rewrites": _rewritten(private, traces),
             "moves_in_eval": moves_in_eval,
+            "constants": prints(private, _constants(traces)),
             "head": _whole_layers(private, trace.head()),
             "stem": _whole_layers(private, trace.stem()),
             "random": trace.random,
@@ -159,6 +166,7 @@ def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> A
         writes_inputs=record.get("writes_inputs"),
         rewrites=tuple(record.get("rewrites", ())),
         moves_in_eval=record.get("moves_in_eval", False),
+        constants=record.get("constants", {}),
     )
 
 
@@ -217,6 +225,11 @@ def _probe(
         moved |= traced.written & after.keys()
         state |= moved
     return found, frozenset(state), bool(moved)  # eval mode came last
+
+
+def _constants(traces: Iterable[Trace]) -> list[str]:
+    """Paths of tensors that the network keeps in Python and its answer depends on, in some mode."""
+    return sorted(set().union(*(traced.constants() for traced in traces)))
 
 
 def _rewritten(network: nn.Module, traces: Iterable[Trace]) -> tuple[str, ...]:

@@ -28,10 +28,14 @@ class Held:
     Args:
         path: how to get there, as one would write it.
         value: the tensor or module.
+        holder: the module, object or container that holds it; None where a function does.
+        key: the name, key or index under which it does.
     """
 
     path: str
     value: Tensor | nn.Module
+    holder: Any = None
+    key: Any = None
 
 
 def held(network: nn.Module) -> list[Held]:
@@ -49,10 +53,10 @@ def held(network: nn.Module) -> list[Held]:
         prefix = f"{path}." if path else ""
         for key, value in [*module.__dict__.items(), *slots_of(module)]:
             if key not in STANDARD:
-                walk.into(f"{prefix}{key}", value, DEPTH)
+                walk.into(_Place(f"{prefix}{key}", module, key), value, DEPTH)
         for key in _HOOKS:
             for hook in module.__dict__.get(key, {}).values():
-                walk.into(f"{prefix}{key}", hook, DEPTH)
+                walk.into(_Place(f"{prefix}{key}"), hook, DEPTH)
     return walk.found
 
 
@@ -74,6 +78,15 @@ def is_plain_object(value: Any) -> bool:
     return hasattr(value, "__dict__") or hasattr(type(value), "__slots__")
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a value was found; see `Held`."""
+
+    path: str
+    holder: Any = None
+    key: Any = None
+
+
 class _Walk:
     """Follows attributes, containers, plain objects and functions; stops at tensors and modules."""
 
@@ -83,44 +96,44 @@ class _Walk:
         self.found: list[Held] = []
         self.seen: set[int] = set()
 
-    def into(self, path: str, value: Any, depth: int, closure: bool = False) -> None:
+    def into(self, place: _Place, value: Any, depth: int, closure: bool = False) -> None:
         """Look at a value and, `depth` steps further, at what is in it."""
         if isinstance(value, Tensor | nn.Module):
-            self._note(path, value, closure)
+            self._note(place, value, closure)
             return
         if depth == 0 or id(value) in self.seen:
             return
         self.seen.add(id(value))
-        inside = list(_inside(path, value))
+        inside = list(_inside(place.path, value))
         leads_out = closure or isinstance(value, types.FunctionType)
-        for inner_path, inner in inside:
-            self.into(inner_path, inner, depth - 1, leads_out)
+        for inner_place, inner in inside:
+            self.into(inner_place, inner, depth - 1, leads_out)
 
-    def _note(self, path: str, value: Tensor | nn.Module, closure: bool) -> None:
+    def _note(self, place: _Place, value: Tensor | nn.Module, closure: bool) -> None:
         known = id(value) in self.registered and not closure
         if not known and id(value) not in self.seen:
             self.seen.add(id(value))
-            self.found.append(Held(path, value))
+            self.found.append(Held(place.path, value, place.holder, place.key))
 
 
-def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value holds, each with the path to it."""
+def _inside(path: str, value: Any) -> Iterator[tuple[_Place, Any]]:
+    """What a value holds, each with the place of it."""
     if isinstance(value, (*CONTAINERS, tuple)):
         if len(value) <= LARGE:
             entries = value.items() if isinstance(value, dict) else enumerate(value)
             for key, inner in entries:
-                yield f"{path}[{key!r}]", inner
+                yield _Place(f"{path}[{key!r}]", value, key), inner
     elif isinstance(value, functools.partial):
         for inner in (value.func, *value.args, *value.keywords.values()):
-            yield path, inner
+            yield _Place(path), inner
     elif isinstance(value, types.MethodType):
-        yield path, value.__self__
+        yield _Place(path), value.__self__
     elif isinstance(value, types.FunctionType):
         for cell in value.__closure__ or ():
             if cell != types.CellType():  # a cell may be empty
-                yield path, cell.cell_contents
+                yield _Place(path), cell.cell_contents
         for default in value.__defaults__ or ():
-            yield path, default
+            yield _Place(path), default
     elif is_plain_object(value):
         for key, inner in [*getattr(value, "__dict__", {}).items(), *slots_of(value)]:
-            yield f"{path}.{key}", inner
+            yield _Place(f"{path}.{key}", value, key), inner

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from covey.networks.constants import kept_tensors
 from covey.seeds import random_states
 
 # Operations that multiply data by a weight: what one would call a layer. Matched on the operator's name.
@@ -56,6 +57,7 @@ class Trace:
         written: names of the parameters and buffers that were changed in place.
         rescaled: those among them that another call would change again. An embedding with `max_norm` is none.
         writes_inputs: whether an input was changed in place.
+        kept: values of tensors that the network keeps in Python, each with the path to it.
         precision: the coarsest floating-point type that anything was computed in, if anything was.
     """
 
@@ -67,6 +69,7 @@ class Trace:
     written: set[str] = field(default_factory=set)
     rescaled: set[str] = field(default_factory=set)
     writes_inputs: bool = False
+    kept: dict[int, str] = field(default_factory=dict)
     precision: torch.dtype | None = None
 
     @property
@@ -120,11 +123,21 @@ class Trace:
 
     def used(self) -> set[str]:
         """Named tensors that the output depends on."""
+        needed = self._needed()
+        return {name for value, name in self.names.items() if value in needed}
+
+    def constants(self) -> set[str]:
+        """Paths of tensors kept in Python that the output depends on."""
+        needed = self._needed()
+        return {path for value, path in self.kept.items() if value in needed}
+
+    def _needed(self) -> set[int]:
+        """Values that the output depends on."""
         needed = set(self.outputs)
         for op in reversed(self.ops):
             if not needed.isdisjoint(op.writes):
                 needed |= op.reads
-        return {name for value, name in self.names.items() if value in needed}
+        return needed
 
     def touched(self, names: Iterable[str], *, random: bool = True) -> set[str]:
         """Named tensors that meet a value which depends on one of `names` (or, if asked, on chance).
@@ -285,6 +298,9 @@ def trace(
     result.learnt = {name for name, _ in network.named_parameters()}
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         result.names[recorder.value(tensor)] = name
+    for path, found in kept_tensors(network).items():
+        assert isinstance(found.value, Tensor)
+        result.kept[recorder.value(found.value)] = path
     result.inputs = {recorder.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
     with torch.no_grad(), recorder:
         out = select(network(*args, **kwargs))
