@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import covey
 from covey.errors import DataError, OptionError
+from covey.train import Machine, Recipe, Schedule
 
 lightning = pytest.importorskip("lightning")
 EnsembleModule = covey.lightning.EnsembleModule
@@ -23,10 +24,10 @@ TARGETS = (INPUTS[:, 0] > 0).long() + (INPUTS[:, 1] > 0).long()
 LOADER = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=10)
 
 
-def network(outputs: int = 3, width: int = 8) -> nn.Module:
+def network(outputs: int = 3, width: int = 8, dropout: float = 0.5) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(5, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, outputs)
+        nn.Linear(5, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, outputs)
     )
 
 
@@ -97,6 +98,24 @@ def test_it_trains_as_a_loop_of_ones_own_does() -> None:
     trainer().fit(module, LOADER, LOADER)
     equal(by_hand, trained)
     assert trained.skeleton().training
+
+
+def test_it_trains_as_coveys_own_engine_does() -> None:
+    # without dropout, whose random numbers the engine keeps apart for each step
+    trained, expected = (
+        covey.convert(network(dropout=0.0), covey.BatchEnsemble(members=3), example=INPUTS[:2], seed=0)
+        for _ in "ab"
+    )
+    trained.run = "loop"
+    trainer().fit(EnsembleModule(trained, lr=0.1, weight_decay=0.01, optimizer=sgd), LOADER)
+    recipe = Recipe(
+        epochs=2, batch=10, shuffle=False, lr=0.1, momentum=0.9, nesterov=False, decay=0.01,
+        schedule=Schedule(kind="constant"), run="loop",
+    )  # fmt: skip
+    data = covey.data.adapt((INPUTS, TARGETS), validation=0)
+    covey.fit(expected, data, recipe, machine=Machine(accelerator="cpu", progress=False))
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], tensor, msg=name)
 
 
 def test_evaluation_is_coveys() -> None:
@@ -172,7 +191,7 @@ def test_running_statistics_are_estimated_anew_where_a_method_asks() -> None:
     made.run = twin.run = "loop"
     trainer(max_epochs=1).fit(EnsembleModule(made), LOADER)
     twin.load_state_dict(made.state_dict())
-    twin.refresh_statistics([INPUTS[:10], INPUTS[10:20], INPUTS[20:]])
+    twin.refresh_statistics([inputs for inputs, _ in LOADER])
     for mine, theirs in zip(made.state, twin.state, strict=True):
         assert torch.equal(mine.own["1.running_mean"], theirs.own["1.running_mean"])
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,6 +30,8 @@ def generator_of(*keys: int | str) -> torch.Generator:
 def random_state_kept(*where: nn.Module | torch.device, seed: int | None = None) -> Iterator[None]:
     """Leave the global random state as it was: the CPU's, and that of the accelerators in use.
 
+    With a seed, NumPy's and Python's too, which people's data sets and transforms draw from.
+
     An accelerator that is not in use is not even woken, since a process that woke one can no longer be forked.
 
     Args:
@@ -40,8 +44,22 @@ def random_state_kept(*where: nn.Module | torch.device, seed: int | None = None)
             every = range(torch.get_device_module(kind).device_count())
             stack.enter_context(torch.random.fork_rng(devices=every, device_type=kind))
         if seed is not None:
+            stack.enter_context(_others_seeded(seed))
             reseed(seed, *where)
         yield
+
+
+@contextmanager
+def _others_seeded(seed: int) -> Iterator[None]:
+    """NumPy's and Python's global random numbers, begun anew and put back."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    np.random.seed(seed % (1 << 32))
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
 
 
 def reseed(seed: int, *where: nn.Module | torch.device) -> None:

@@ -13,7 +13,9 @@ from tiny_transformers import batch, bert, ensemble, gpt2, llama, rows, sentence
 from torch import nn
 
 import covey
+from covey.data import adapt
 from covey.errors import DataError, OptionError, StoreError
+from covey.train import Machine, Recipe, Schedule
 
 pytest.importorskip("accelerate")
 
@@ -100,6 +102,36 @@ def test_it_trains_as_a_loop_of_ones_own_does(kind: str, tmp_path: Path) -> None
     trainer.train()
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(trained.get_parameter(name), parameter, msg=name, rtol=1e-4, atol=1e-6)
+
+
+def test_it_trains_as_coveys_own_engine_does(tmp_path: Path) -> None:
+    data = sentences()
+    trained, expected = ensemble(bert()), ensemble(bert())
+    given = arguments(tmp_path, train_sampling_strategy="sequential")
+    trainer = EnsembleTrainer(trained, given, train_dataset=data, eval_dataset=data)
+    trainer.train()
+    columns = {name: torch.stack([row[name] for row in data]) for name in data[0]}
+    recipe = Recipe(
+        epochs=2,
+        batch=4,
+        shuffle=False,
+        optimizer="adamw",
+        lr=0.01,
+        decay=0.1,
+        decay_vectors=False,
+        schedule=Schedule(kind="constant"),
+        run="loop",
+    )
+    covey.fit(
+        expected, adapt(columns, validation=0), recipe, machine=Machine(accelerator="cpu", progress=False)
+    )
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(trained.get_parameter(name), parameter, msg=name, rtol=1e-4, atol=1e-6)
+    ours = covey.evaluate(expected, columns).scores["ensemble"]
+    theirs = trainer.scores().scores["ensemble"]
+    assert theirs == {
+        name: value if value is None else pytest.approx(value, rel=1e-4) for name, value in ours.items()
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

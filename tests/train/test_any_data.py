@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,7 +166,24 @@ def test_a_loader_s_own_shuffling_repeats_with_the_seed_and_differs_by_epoch() -
     assert seen[-3:] != seen[-6:-3]
 
 
-@pytest.mark.parametrize("kind", ["dataset", "loader", "iterable"])
+class Noisy(Pairs):
+    """Draws from NumPy's and Python's global random numbers, as many people's transforms do."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        inputs, target = super().__getitem__(index)
+        return inputs + np.random.randn(*inputs.shape) + random.gauss(0, 1), target
+
+
+RESUMED = {
+    "dataset": Pairs,
+    "noisy": Noisy,
+    "loader": lambda: DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True),
+    "seeded": lambda: DataLoader(TensorDataset(X, Y), 16, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "iterable": Flow,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RESUMED)
 def test_a_run_that_was_interrupted_ends_with_the_same_weights(kind: str, tmp_path: Any) -> None:
     class Stop(covey.train.Callback):
         def on_step(self, view: covey.train.View) -> None:
@@ -175,16 +193,13 @@ def test_a_run_that_was_interrupted_ends_with_the_same_weights(kind: str, tmp_pa
     recipe = Recipe(epochs=3, batch=16, checkpoint=1, run="loop")
 
     def data() -> Any:
-        made = (
-            DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)
-            if kind == "loader"
-            else KINDS[kind]()
-        )
-        return adapt(made, validation=0, steps_per_epoch=3 if kind == "iterable" else None)
+        return adapt(RESUMED[kind](), validation=0, steps_per_epoch=3 if kind == "iterable" else None)
 
     expected = trained(data(), recipe=recipe)
     with pytest.raises(KeyboardInterrupt):
         trained(data(), recipe=recipe, folder=tmp_path, callbacks=[Stop()])
+    random.seed(7)
+    np.random.seed(7)
     found = trained(data(), recipe=recipe, folder=tmp_path, resume=True)
     assert found.resumed is not None
     same_weights(found, expected)
@@ -226,6 +241,16 @@ def test_random_transforms_repeat_and_touch_training_only() -> None:
         same_weights(trained(adapt((X, Y), validation=0.25)), first)
 
 
+class Iterated:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(zip(X, Y, strict=True))
+
+
+def pandas_frame() -> Any:
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(X.numpy()).assign(label=Y.numpy())
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -247,12 +272,41 @@ def test_random_transforms_repeat_and_touch_training_only() -> None:
         (lambda: [(X[i][: 2 + i % 3], 1) for i in range(9)], r"list"),
         (lambda: (X, Y + 2), r"network has 3 outputs and the data need 5"),
         (lambda: Pairs(X, Y + 2), r"labels reach beyond the classes"),
+        (lambda: pandas_frame(), r"a DataFrame alone does not say what its label is"),
+        (lambda: Iterated(), r"Iterated can be iterated over, but does not say whether"),
+        (lambda: (np.ma.masked_array(X.numpy(), X.numpy() > 1), Y), r"inputs: some values are masked"),
+        (lambda: (X, nn.functional.one_hot(Y)), r"labels have shape \(N, 3\).*argmax"),
         (lambda: Pairs(X[:, :4]), r"does not take the data's inputs.*\(2, 4\)"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_trained_on_are_refused(given: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         trained(given())
+
+
+def test_a_trained_ensemble_s_task_and_inputs_are_checked() -> None:
+    made = covey.convert(mlp(), covey.BatchEnsemble(members=2), example=X[:2])
+    soft = DataLoader(TensorDataset(X, nn.functional.one_hot(Y).float()), batch_size=16)
+    with pytest.raises(
+        DataError, match=r"task is 'classification', and it would be trained for 'regression'"
+    ):
+        covey.fit(made, soft, RECIPE, machine=QUIET)
+    for wrong in (X[:, :4], X.double(), X.half(), (X * 9).long()):
+        shape = str(tuple(wrong[:2].shape)).replace("(", r"\(").replace(")", r"\)")
+        with pytest.raises(
+            DataError, match=f"does not take the data's inputs. It was given {shape} {wrong.dtype}"
+        ):
+            covey.fit(made, (wrong, Y), RECIPE, machine=QUIET)
+        with pytest.raises(DataError, match="does not take the data's inputs"):
+            covey.evaluate(made, (wrong, Y))
+
+
+def test_named_inputs_are_split_for_validation() -> None:
+    left, right = X[:, :3], X[:, 3:]
+    found = trained(({"left": left, "right": right}, Y), Named())
+    columns = trained({"left": left, "right": right, "label": Y}, Named())
+    same_weights(found, columns)
+    same_weights(trained((X.numpy().astype(">f4"), Y.numpy().astype(">i8"))), trained((X, Y)))
 
 
 def test_samples_of_different_lengths_need_a_collate_function() -> None:

@@ -219,12 +219,21 @@ def _part(given: Any, where: str, wanted: _Wanted) -> Split:
         return Split(inputs, targets)
     if isinstance(given, DataLoader | IterableDataset):
         return _stream(given, where, wanted)
+    if _is_pandas(given):
+        raise DataError(
+            f"{where}: a {type(given).__name__} alone does not say what its label is; give a pair, such as "
+            "(frame.drop(columns='label'), frame['label'])."
+        )
     if not isinstance(given, Tensor | np.ndarray | str | bytes | tuple | list):
         kind = type(given)
         if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
             return _indexed(given, where, wanted)
         if hasattr(kind, "__iter__") and not hasattr(kind, "__next__"):
-            return _stream(given, where, wanted)
+            raise DataError(
+                f"{where}: a {kind.__name__} can be iterated over, but does not say whether it gives samples or "
+                "batches. Samples are an IterableDataset of torch's (derive from it), batches a "
+                "DataLoader(..., batch_size=None) of one."
+            )
     raise DataError(
         f"{where}: expected a pair (X, y), a torch Dataset or DataLoader, a Hugging Face dataset, or a dict "
         f"of these by 'train', 'validation' and 'test'; got {type(given).__name__}."
@@ -276,9 +285,11 @@ def _formatted(given: Any) -> Any:
 
 def _values(given: Any) -> Any:
     """The values of a pandas object; anything else as it is."""
-    if type(given).__module__.partition(".")[0] == "pandas":
-        return given.to_numpy()
-    return given
+    return given.to_numpy() if _is_pandas(given) else given
+
+
+def _is_pandas(given: Any) -> bool:
+    return type(given).__module__.partition(".")[0] == "pandas"
 
 
 def _with_words(given: dict[str, Any], wanted: _Wanted) -> _Wanted:

@@ -62,7 +62,7 @@ class Split:
         """The samples with these numbers, in this order; the very same tensors if it is all of them."""
         if len(indices) == len(self) and torch.equal(indices, torch.arange(len(self))):
             return self
-        return Split(self.inputs[indices], self.targets[indices])
+        return Split(rows_of(self.inputs, indices), self.targets[indices])
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,8 @@ def tensors(given: Any, where: str) -> Any:
 
 
 def _array(given: Any, where: str) -> np.ndarray:
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise DataError(f"{where}: some values are masked; fill them in, or leave these samples out.")
     try:
         array = np.asarray(given)
     except ValueError as error:
@@ -164,6 +166,8 @@ def _from_array(array: np.ndarray, where: str) -> Tensor:
     is_mirrored = min(array.strides, default=0) < 0
     if is_mirrored or not array.flags.writeable:
         array = array.copy()
+    if not array.dtype.isnative:  # as arrays out of HDF5 and FITS files may be
+        array = array.astype(array.dtype.newbyteorder("="))
     try:
         tensor = torch.from_numpy(array)
     except TypeError as error:
@@ -248,6 +252,7 @@ class _Reading:
     passing: Iterator[Any] | None = None
     place: int = 0  # batches that were taken out of the open pass
     next: int = 0  # the number of the batch that comes next
+    seeds: list[int] | None = None  # that the loader's own generators came with
     kept: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
 
     def restart(self, number: int = 0) -> None:
@@ -349,16 +354,26 @@ class Passing(Split):
         ended = self.steps is None and reading.place == self.per_epoch(size)
         fresh = reading.passing is None or ended
         if fresh:
-            reading.passing, reading.place = iter(self._loader(size)), 0
+            self._begin(size)
         assert reading.passing is not None
         batch = next(reading.passing, None)
         if batch is None and not fresh and self.steps is not None:
-            reading.passing, reading.place = iter(self._loader(size)), 0
+            self._begin(size)
             batch = next(reading.passing, None)
         if batch is None:
             raise DataError(self._ended(size))
         reading.place += 1
         return batch
+
+    def _begin(self, size: int) -> None:
+        """Open a pass; generators of the loader's own depend on where it begins, not on the passes before."""
+        reading = self.reading
+        generators = _generators(self.inputs)
+        if reading.seeds is None:
+            reading.seeds = [generator.initial_seed() for generator in generators]
+        for generator, seed in zip(generators, reading.seeds, strict=True):
+            generator.manual_seed(seed_of(seed, "pass", reading.next))
+        reading.passing, reading.place = iter(self._loader(size)), 0
 
     def _ended(self, size: int) -> str:
         if self.reading.place == 0:
@@ -414,10 +429,20 @@ def check_lengths(inputs: Any, targets: Tensor, where: str) -> None:
 @contextmanager
 def left_alone(loader: Any) -> Iterator[None]:
     """Read a little out of a loader and leave its random order, and the global random state, as they were."""
-    owners = (loader, getattr(loader, "sampler", None))
-    generators = [g for g in (getattr(owner, "generator", None) for owner in owners) if g is not None]
+    generators = _generators(loader)
     states = [generator.get_state() for generator in generators]
     with random_state_kept(seed=0):
         yield
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The random numbers that a loader and its sampler have of their own."""
+    owners = (loader, getattr(loader, "sampler", None))
+    found = {
+        id(g): g
+        for g in (getattr(owner, "generator", None) for owner in owners)
+        if isinstance(g, torch.Generator)
+    }
+    return list(found.values())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from covey.errors import ConversionError
+from covey.errors import ConversionError, CoveyError, DataError
 
 Arguments = tuple[tuple, dict[str, Any]]
 """Positional and keyword arguments of a call."""
@@ -21,6 +23,30 @@ def arguments(example: Any) -> Arguments:
     if isinstance(example, Mapping):
         return (), dict(example)
     return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
+
+
+@contextmanager
+def inputs_explained(given: Any) -> Iterator[None]:
+    """Say what was given to a network that does not take it."""
+    try:
+        yield
+    except (CoveyError, torch.OutOfMemoryError):
+        raise
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        if isinstance(given, Mapping):
+            what = "the keywords " + ", ".join(f"{name} {_sized(value)}" for name, value in given.items())
+            advice = "Name the columns that it takes: covey.data.adapt(data, inputs=...)."
+        else:
+            several = given if isinstance(given, tuple) else (given,)
+            what, advice = ", ".join(map(_sized, several)), "Check their shape and type."
+        raise DataError(
+            f"the network does not take the data's inputs. It was given {what}, and said: "
+            f"{type(error).__name__}: {error}. {advice}"
+        ) from error
+
+
+def _sized(value: Any) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def pick(result: Any, output: Output) -> Tensor:

@@ -302,15 +302,20 @@ class RankOneWeight(ActingWeight):
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Without making the weight, or keeping it."""
+        if self._is_foreign(x):
+            return F.linear(x, self.dense(), bias)
         return self._apply(Layer(), x, bias)
 
     def convolution(self, layer: Layer, x: Tensor, bias: Tensor | None = None) -> Any:
         """Likewise."""
-        if (
-            x.ndim != self.weight.ndim or layer.groups != self.axes.groups
-        ):  # one sample alone, or another's weight
+        alone_or_anothers = x.ndim != self.weight.ndim or layer.groups != self.axes.groups
+        if alone_or_anothers or self._is_foreign(x):
             return NotImplemented
         return self._apply(layer, x, bias)
+
+    def _is_foreign(self, x: Tensor) -> bool:
+        """Whether a plain layer would refuse x for its type, where scaling would make it fit without a word."""
+        return x.dtype != self.weight.dtype and not torch.is_autocast_enabled(x.device.type)
 
     def embedding(self, tokens: Tensor, padding: int | None) -> Tensor:
         """The rows of W, scaled; the padding's row learns nothing."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.combine import MultiLabel, Prediction, Regression, answer
 from covey.data.container import IGNORED, Split
 from covey.errors import EvaluationError
-from covey.networks.calls import arguments
+from covey.networks.calls import arguments, inputs_explained
 from covey.tensors import moved
 
 from . import segmentation
@@ -229,7 +229,8 @@ def _outputs(model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int)
     found, answers = [], []
     for inputs, targets in data.batches(part, batch_size):
         args, kwargs = arguments(moved(inputs, device))
-        outputs = model.outputs(*args, **kwargs)
+        with inputs_explained(inputs):
+            outputs = model.outputs(*args, **kwargs)
         found.append(outputs.float().cpu())
         answers.append(targets)
     if not found:

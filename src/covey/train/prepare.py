@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,7 +26,7 @@ from covey.extras import load
 from covey.losses import LossName, OwnLoss
 from covey.method import Method, Training, Turn
 from covey.methods.replicate import Replicate
-from covey.networks.calls import arguments, pick
+from covey.networks.calls import arguments, inputs_explained, pick
 from covey.networks.modes import evaluating
 from covey.seeds import random_state_kept
 from covey.tensors import moved
@@ -191,6 +191,9 @@ def make_job(
             "repeats itself"
         )
     loss = _loss(given[0], data, recipe)
+    task = TASKS.get(data.task) or {"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification")
+    if isinstance(network, Ensemble) and own.loss is None:
+        _check_task(network, task, data)
     return Job(
         data=data,
         recipe=recipe,
@@ -199,8 +202,7 @@ def make_job(
         stream=stream_of(data.train, recipe.batch, recipe.seed, shuffle=recipe.shuffle),
         phases=phases,
         loss=own.loss or loss,
-        task=TASKS.get(data.task)
-        or {"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification"),
+        task=task,
         optimizer=own.optimizer,
         schedule=own.schedule,
         callbacks=tuple(own.callbacks),
@@ -248,35 +250,12 @@ def _with_classes(network: nn.Module, data: Data) -> Data:
 
 def _outputs(network: nn.Module, data: Data) -> Tensor:
     """A network's, or an ensemble's first member's, answer to two samples."""
-    args, kwargs = arguments(moved(example(data), device_of(network)))
-    with torch.no_grad(), random_state_kept(network), evaluating(network):
+    given = moved(example(data), device_of(network))
+    args, kwargs = arguments(given)
+    with torch.no_grad(), random_state_kept(network), evaluating(network), inputs_explained(given):
         if isinstance(network, Ensemble):
             return network(*args, members=[0], **kwargs)[0]
-        with _explained(network, data):
-            return pick(network(*args, **kwargs), None)
-
-
-@contextmanager
-def _explained(network: nn.Module, data: Data) -> Iterator[None]:
-    """Say what was given to a network that does not take it."""
-    try:
-        yield
-    except (TypeError, RuntimeError, ValueError, IndexError) as error:
-        given = example(data)
-        if isinstance(given, Mapping):
-            what = "the keywords " + ", ".join(f"{name} {_sized(value)}" for name, value in given.items())
-            advice = "Name the columns that it takes: covey.data.adapt(data, inputs=...)."
-        else:
-            several = given if isinstance(given, tuple) else (given,)
-            what, advice = ", ".join(map(_sized, several)), "Check their shape and type."
-        raise DataError(
-            f"the network does not take the data's inputs. It was given {what} of two samples, and said: "
-            f"{type(error).__name__}: {error}. {advice}"
-        ) from error
-
-
-def _sized(value: Any) -> str:
-    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        return pick(network(*args, **kwargs), None)
 
 
 def single(network: nn.Module, job: Job) -> Ensemble:
@@ -439,9 +418,11 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
 
 def _check_outputs(job: Job, ensemble: Ensemble) -> None:
     """The network must have an output for each class, or one or two for a number."""
-    args, kwargs = arguments(moved(example(job.data), job.fabric.device))
-    with torch.no_grad(), random_state_kept(ensemble), ensemble.evaluating():
+    given = moved(example(job.data), job.fabric.device)
+    args, kwargs = arguments(given)
+    with torch.no_grad(), random_state_kept(ensemble), ensemble.evaluating(), inputs_explained(given):
         outputs = ensemble(*args, members=[0], **kwargs)
+    _check_one_label(job.data, outputs)
     axis = class_axis(outputs, ensemble.class_dim)
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.task == "gaussian" else 1)
     if callable(job.loss) and job.data.task == "regression":
@@ -455,6 +436,32 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
                 if job.data.classes
                 else f"a number with loss {job.loss!r}."
             )
+        )
+
+
+def _check_one_label(data: Data, outputs: Tensor) -> None:
+    """Where the network gives one answer a sample, its label is one number: rows of zeros and a one are none."""
+    if data.task != "classification" or outputs.ndim != 3:
+        return
+    targets = data.train.targets
+    if data.train.by_number and not data.train.in_memory:
+        targets = data.train.read(torch.arange(1))[1]
+    if targets.ndim == 2 and not targets.is_floating_point():
+        raise DataError(
+            f"labels have shape (N, {targets.shape[1]}), and the network gives one answer a sample; expected the "
+            "number of each sample's class, (N,). Rows of zeros and a one become that by labels.argmax(-1); where "
+            "several may be true, say covey.data.adapt(data, task='multilabel')."
+        )
+
+
+def _check_task(ensemble: Ensemble, task: str, data: Data) -> None:
+    """An ensemble answers as its task says, whatever it was trained on."""
+    if ensemble.task != task:
+        notes = "; ".join(map(str, data.record.get("notes", ())))
+        raise DataError(
+            f"the ensemble's task is {ensemble.task!r}, and it would be trained for {task!r}, as the data are for "
+            f"{data.task}{notes and f' ({notes})'}. Say the task in covey.convert(task=...), or what the targets are: "
+            "covey.data.adapt(data, task=...)."
         )
 
 
