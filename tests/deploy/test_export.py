@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -178,3 +179,37 @@ def test_bad_input(
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'covey\[export\]'"):
         covey.export(ensemble, tmp_path / "a.onnx", x)
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (
+            {"inputs": {"x": {"shape": ["batch", 5], "dtype": "float32"}}},
+            "contradicts itself: it takes x of shape",
+        ),
+        ({"inputs": {"y": {"shape": ["batch", 4], "dtype": "float32"}}}, "its metadata say y of shape"),
+        ({"inputs": {"x": {"shape": 4, "dtype": "float32"}}}, "inputs.x.shape"),
+        ({"outputs": {"probs": "", "entropy": ""}}, "its metadata say probs, entropy"),
+        ({"task": "regression"}, "it answers probs"),
+        ({"labels": ["a", "b", "c", "d"]}, "has 3 classes, and its metadata name 4"),
+        ({"members": 0}, "members should be"),
+    ],
+)
+def test_metadata_that_lie(
+    deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path, lie: dict[str, Any], said: str
+) -> None:
+    model = onnx.load(str(deployed[1]))
+    (entry,) = (each for each in model.metadata_props if each.key == "covey")
+    entry.value = json.dumps({**json.loads(entry.value), **lie})
+    onnx.save(model, str(tmp_path / "lie.onnx"))
+    with pytest.raises(covey.CoveyError, match=said):
+        DeployedEnsemble(tmp_path / "lie.onnx")
+
+
+def test_a_file_that_is_not_coveys(deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path) -> None:
+    model = onnx.load(str(deployed[1]))
+    del model.metadata_props[:]
+    onnx.save(model, str(tmp_path / "other.onnx"))
+    with pytest.raises(covey.CoveyError, match="was not written by covey"):
+        DeployedEnsemble(tmp_path / "other.onnx")

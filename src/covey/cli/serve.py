@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
 from covey.cli import run
 from covey.cli.flags import UsageError, parse
 from covey.ensemble import Ensemble
-from covey.errors import OptionError
+from covey.errors import OptionError, StoreError
 from covey.extras import load
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ServeFlags:
     """Serve a trained run.
 
     Args:
-        folder: of the run.
+        folder: of the run, or an .onnx file that `covey export` wrote.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         host: address to listen at; 127.0.0.1 is this machine alone, 0.0.0.0 every network it is in.
         port: 0 takes a free one.
@@ -61,7 +61,7 @@ def serve(args: Sequence[str]) -> int:
     own, limits = found["own"], found["limits"]
     if not own.folder:
         raise UsageError("covey serve needs the folder of a run: covey serve FOLDER")
-    run.read_settings(run.existing(own.folder))
+    _check(own)
     # The port is taken before the work, so that one in use is told of at once.
     place = serving.bind(own.host, own.port)
     try:
@@ -78,18 +78,37 @@ def _application(own: ServeFlags, limits: Limits) -> FastAPI:
     """The run as an application that has answered once."""
     from covey import serving
 
-    folder = Path(own.folder)
-    ensemble = run.read_ensemble(folder, own.network)
-    model = serving.Model(
-        ensemble=ensemble,
-        record=run.read_settings(folder)["record"],
-        name=own.name or _plain(folder),
-        defer=own.defer,
-        defer_by=own.defer_by,
-        anytime=_measured(ensemble, folder, limits.batch) if own.anytime else None,
-    )
+    path = Path(own.folder)
+    if _is_file(own):
+        served = serving.ServedFile(path)
+        what: dict[str, Any] = {"ensemble": served, "record": served.record}
+    else:
+        ensemble = run.read_ensemble(path, own.network)
+        what = {"ensemble": ensemble, "record": run.read_settings(path)["record"]}
+        if own.anytime:
+            what["anytime"] = _measured(ensemble, path, limits.batch)
+    model = serving.Model(name=own.name or _plain(path), defer=own.defer, defer_by=own.defer_by, **what)
     model.warm_up(limits.batch)
     return serving.application(model, limits)
+
+
+def _is_file(own: ServeFlags) -> bool:
+    return Path(own.folder).suffix == ".onnx" and not Path(own.folder).is_dir()
+
+
+def _check(own: ServeFlags) -> None:
+    """Refuse what cannot be served before a port is taken."""
+    if not _is_file(own):
+        run.read_settings(run.existing(own.folder))
+        return
+    load("onnxruntime")
+    if not Path(own.folder).is_file():
+        raise StoreError(
+            f"{own.folder} is not there; expected the folder of a run, or an exported .onnx file."
+        )
+    for flag, given in (("--network", own.network), ("--anytime", own.anytime)):
+        if given:
+            raise UsageError(f"{flag} is for runs; {own.folder} is an exported file, which answers as it is.")
 
 
 def _tell(own: ServeFlags, address: tuple) -> None:
@@ -104,8 +123,9 @@ _ABOUT = (
 
 
 def _plain(folder: Path) -> str:
-    """The folder's name as a path of a URL can hold it."""
-    return re.sub(r"[^\w.-]+", "-", folder.resolve().name, flags=re.ASCII).strip("-.") or "covey"
+    """The name of a folder or file as a path of a URL can hold it."""
+    name = folder.resolve().name.removesuffix(".onnx")
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "covey"
 
 
 def _measured(ensemble: Ensemble, folder: Path, batch: int) -> Anytime:

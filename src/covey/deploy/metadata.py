@@ -14,7 +14,7 @@ from covey.deploy.tracing import Example
 from covey.ensemble import Ensemble
 from covey.errors import StoreError
 from covey.registry import described
-from covey.schema import Many, Maybe, Named, Record, Truth, Whole, Word, check, parse_json
+from covey.schema import Either, Many, Maybe, Named, Record, Truth, Whole, Word, check, parse_json
 from covey.version import __version__
 
 KEY = "covey"
@@ -29,7 +29,9 @@ SPEC = Record(
         "members": Whole(1),
         "task": Word(("classification", "multilabel", "regression", "gaussian")),
         "labels": Many(Word()),
-        "inputs": Named(Named()),
+        "inputs": Named(
+            Record({"shape": Many(Either((Whole(), Word(("batch",)))), most=16), "dtype": Word()})
+        ),
         "outputs": Named(Word()),
         "data": Maybe(RECORD),
         "calibration": Named(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,41 @@ class DeployedEnsemble:
         self.session = open_session(self.path, threads=threads)
         text = self.session.get_modelmeta().custom_metadata_map.get(metadata.KEY)
         self.about = metadata.read(text, self.path)
+        _check_graph(self.session, self.about, self.path)
 
     def __call__(self, *inputs: Any) -> dict[str, np.ndarray]:
         """The answer by name, for inputs in the order of the file's."""
         return results(self.session, inputs)
+
+
+def _check_graph(session: Any, about: Mapping[str, Any], path: Path) -> None:
+    """Refuse metadata that say something else than the file does: anybody may have written them."""
+    outputs = {each.name: each.shape for each in session.get_outputs()}
+    inputs = {each.name: tuple(each.shape[1:]) for each in session.get_inputs()}
+    told = {name: tuple(entry.get("shape", ())[1:]) for name, entry in about["inputs"].items()}
+    wanted = {"mean", "std"} if about["task"] in ("regression", "gaussian") else {"probs", "entropy"}
+    wrong = ""
+    if inputs != told:
+        wrong = f"it takes {_shapes(inputs)}, and its metadata say {_shapes(told)}"
+    elif set(outputs) != set(about["outputs"]) or not wanted <= set(outputs):
+        wrong = f"it answers {', '.join(outputs)}, and its metadata say {', '.join(about['outputs'])}"
+    elif about["data"] is not None and len(inputs) == 1:
+        trained = tuple(about["data"]["shape"])
+        if trained not in inputs.values():
+            wrong = f"it takes {_shapes(inputs)}, and its metadata say that the data had shape {trained}"
+    if not wrong and "probs" in outputs and _size(outputs["probs"]) < len(about["labels"]):
+        wrong = f"it has {outputs['probs'][-1]} classes, and its metadata name {len(about['labels'])}"
+    if wrong:
+        raise StoreError(f"{path} contradicts itself: {wrong}. It was changed after it was written.")
+
+
+def _size(shape: Sequence[Any]) -> float:
+    """How many classes there are; any number where the file does not say."""
+    return shape[-1] if shape and isinstance(shape[-1], int) else float("inf")
+
+
+def _shapes(inputs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} of shape {shape}" for name, shape in inputs.items()) or "no input"
 
 
 def open_session(source: Path | bytes, *, threads: int | None = None) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from covey.serving.application import application
+from covey.serving.deployed import ServedFile
 from covey.serving.limits import Limits
 from covey.serving.model import Model
 from covey.serving.server import bind, serve
 
-__all__ = ["Limits", "Model", "application", "bind", "serve"]
+__all__ = ["Limits", "Model", "ServedFile", "application", "bind", "serve"]

@@ -109,6 +109,10 @@ class _Service:
         else:
             raise RefusedError(415, f"expected application/json or multipart/form-data; got {kind[:80]}")
         each, budget = options
+        if each and not self.model.tells_members:
+            raise RefusedError(
+                422, "members' own answers are not in the file that is served; export it with --members"
+            )
         members = self.model.chosen(budget, len(inputs))
         columns = await self._answer(inputs, members, each)
         rows = _rows(columns, each)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.combine import Prediction, Regression
 from covey.data import tokens
 from covey.data.inputs import prepare
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError, OptionError
 from covey.scores.subsets import Anytime
 from covey.serving.batcher import Columns
+from covey.serving.deployed import ServedFile
 from covey.serving.refusals import RefusedError
 from covey.version import __version__
 
@@ -34,7 +34,7 @@ class Model:
     """An ensemble that is ready to be served.
 
     Args:
-        ensemble: in eval mode.
+        ensemble: in eval mode, or an exported file.
         record: of the training data, `Data.record`: shape, columns, classes and normalisation.
         name: in the paths of the Open Inference Protocol.
         defer: answers whose uncertainty is above it are marked; None for no mark.
@@ -43,7 +43,7 @@ class Model:
         anytime: what subsets of members cost, for requests that name a budget of time.
     """
 
-    ensemble: Ensemble
+    ensemble: Ensemble | ServedFile
     record: Mapping[str, Any]
     name: str = "covey"
     defer: float | None = None
@@ -60,6 +60,11 @@ class Model:
             raise OptionError(f"--name has letters, digits, '.', '_' and '-' alone; got {self.name!r}.")
         if self.defer is not None and not (math.isfinite(self.defer) and self.defer >= 0):
             raise OptionError(f"--defer is a finite number of at least 0; got {self.defer}.")
+        if (self.task == "regression") != (self.ensemble.task != "classification"):
+            raise OptionError(
+                f"the data are for {self.task}, and what is served answers a {self.ensemble.task}: they do not belong "
+                "together."
+            )
         known = _DEFER_BY[self.task]
         if self.defer_by is not None and self.defer_by not in known:
             raise OptionError(
@@ -100,6 +105,11 @@ class Model:
             return ("mean", "std", "epistemic", "aleatoric", "defer")
         return ("label", "probs", "entropy", "mutual_information", "defer")
 
+    @property
+    def tells_members(self) -> bool:
+        """Whether each member's own answer is known."""
+        return isinstance(self.ensemble, Ensemble) or self.ensemble.tells_members
+
     def classes(self, outputs: int) -> list[str]:
         """A name for each output; a network may have more outputs than the data have classes."""
         named = list(self.record["classes"])[:outputs]
@@ -126,19 +136,16 @@ class Model:
         """The answer to prepared inputs, (N, ...), by name with one entry per sample."""
         subset = {} if members is None else {"members": members}
         # Not checked here, where several requests share a batch: `FINITE` tells which samples are to blame.
-        found = self.ensemble.predict(inputs, check=False, **subset)
-        if isinstance(found, Regression):
-            columns = self._of_numbers(found, each)
-        else:
-            assert isinstance(found, Prediction)  # other tasks were refused
-            columns = self._of_classes(found, each)
+        found: Any = self.ensemble.predict(inputs, check=False, **subset)
+        tell = self._of_numbers if self.task == "regression" else self._of_classes
+        columns = tell(found, each)
         if self.defer is None:
             columns["defer"] = [None] * len(inputs)
         else:
             columns["defer"] = [value > self.defer for value in columns[self.uncertainty]]
         return columns
 
-    def _of_classes(self, found: Prediction, each: bool) -> Columns:
+    def _of_classes(self, found: Any, each: bool) -> Columns:
         names = self.classes(found.probs.shape[-1])
         columns: Columns = {
             "label": [names[i] for i in found.label.tolist()],
@@ -153,7 +160,7 @@ class Model:
             columns[MEMBERS] = found.member_log_probs.exp().transpose(0, 1).tolist()
         return columns
 
-    def _of_numbers(self, found: Regression, each: bool) -> Columns:
+    def _of_numbers(self, found: Any, each: bool) -> Columns:
         unit = self.record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
         scale, shift = unit["std"][0], unit["mean"][0]
         variance = found.variance.flatten()
@@ -182,21 +189,32 @@ class Model:
                     "only networks that answer with one class or one number per sample are served; this one gives more."
                 )
 
+    @property
+    def _method(self) -> str:
+        served = self.ensemble
+        return served.method if isinstance(served, ServedFile) else type(served.method).__name__
+
+    @property
+    def _calibrated(self) -> bool:
+        served = self.ensemble
+        return served.calibrated if isinstance(served, ServedFile) else served.temperature is not None
+
     def metadata(self) -> dict[str, Any]:
         """What a client needs to know."""
         found: dict[str, Any] = {
             "name": self.name,
             "version": __version__,
             "task": self.task,
-            "method": type(self.ensemble.method).__name__,
+            "method": self._method,
             "members": self.ensemble.members,
+            "tells_members": self.tells_members,
             "takes": self.takes,
             "shape": list(self.shape),
             "answers": list(self.answers),
             "classes": list(self.record["classes"]),
             "columns": [_described(column) for column in self.columns],
             "defer": None if self.defer is None else {"above": self.defer, "of": self.uncertainty},
-            "calibrated": self.ensemble.temperature is not None,
+            "calibrated": self._calibrated,
         }
         if self.anytime is not None:
             found["anytime"] = [

@@ -91,10 +91,10 @@ function request() {
   if (about.takes === "image") {
     const form = new FormData();
     form.append("image", image);
-    form.append("members", "true");
+    if (about.tells_members) form.append("members", "true");
     return { method: "POST", body: form };
   }
-  const sent = { members: true };
+  const sent = about.tells_members ? { members: true } : {};
   if (about.takes === "table") sent.rows = [about.columns.map(cell)];
   else if (about.takes === "text") sent.texts = [at("area").value];
   else sent.inputs = [JSON.parse(at("area").value)];
@@ -122,18 +122,18 @@ function showClasses(answer, row) {
   at("label").textContent = row.label;
   showNumbers(row, ["entropy", "mutual_information"]);
   at("ensemble").replaceChildren(...likeliest(row.probs, answer.classes, 10));
-  at("members").replaceChildren(...row.members.map((probs, place) => make("div", { className: "member" },
+  at("members").replaceChildren(...(row.members ?? []).map((probs, place) => make("div", { className: "member" },
     make("p", { textContent: `Member ${place}` }), ...likeliest(probs, answer.classes, SHOWN))));
 }
 
 function showNumber(row) {
   at("label").textContent = `${short(row.mean)} ± ${short(row.std)}`;
   showNumbers(row, ["mean", "std", "epistemic", "aleatoric"]);
-  const all = [...row.members, row.mean];
+  const all = [...(row.members ?? []), row.mean];
   const least = Math.min(...all), width = Math.max(...all) - least;
   const share = (value) => width > 0 ? 0.05 + 0.95 * (value - least) / width : 0.5;
   at("ensemble").replaceChildren(bar("mean", share(row.mean), short(row.mean)));
-  at("members").replaceChildren(...row.members.map((value, place) =>
+  at("members").replaceChildren(...(row.members ?? []).map((value, place) =>
     make("div", { className: "member" }, bar(`Member ${place}`, share(value), short(value)))));
 }
 
