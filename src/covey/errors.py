@@ -42,6 +42,19 @@ class EvaluationError(CoveyError, ValueError):
     """A score is not defined for what was given."""
 
 
+_FEW = 12
+"""So many names are listed where none is near."""
+
+
+def reason(error: OSError) -> str:
+    """What the system says of a failure, without numbers and the names of files.
+
+    >>> reason(PermissionError(13, "Permission denied", "/etc/x"))
+    'permission denied'
+    """
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """A clause that names the nearest known names, to end an error message with.
 
@@ -49,7 +62,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
     "; the nearest names are 'fc.weight', 'conv.weight'"
     """
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:3]
-    if not near:
-        return ""
-    return "; the nearest names are " + ", ".join(repr(n) for n in near)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return "; the nearest names are " + ", ".join(map(repr, near))
+    if 0 < len(known) <= _FEW:
+        return "; there are " + ", ".join(map(repr, known))
+    return ""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from covey.errors import StoreError
+from covey.errors import StoreError, reason
 
 if sys.platform == "win32":
     import msvcrt
@@ -74,7 +74,8 @@ def _opened(place: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         return os.open(place / NAME, flags, 0o666)
     except OSError as error:
-        raise StoreError(f"cannot write to {place}: {error}. Choose another folder.") from error
+        what = "it is a file" if place.is_file() else reason(error)
+        raise StoreError(f"cannot write to {place}: {what}. Choose another folder.") from error
 
 
 def _take(handle: int, place: Path, what: str) -> None:

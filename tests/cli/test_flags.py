@@ -28,7 +28,7 @@ from covey.train import Recipe
             ["train", "single", "--schedule.kidn", "cosine"],
             "has no flag --schedule.kidn; .*'--schedule.kind'",
         ),
-        (["train", "single", "--epochs", "many"], "Error parsing --epochs: invalid literal for int"),
+        (["train", "single", "--epochs", "many"], "--epochs is a whole number; got 'many'"),
         (["train", "single", "--epochs", "0"], "epochs is a whole number of at least 1; got 0"),
         (["train", "single", "--plan", "apart"], "--plan"),
         (["train", "single", "--scale", "tiny"], "--scale is full or small; got 'tiny'"),
@@ -37,7 +37,7 @@ from covey.train import Recipe
         (["train", "single", "--network-option", "hidden"], "an option is written name=value; got 'hidden'"),
         (["train", "--recipe", "nowhere.toml"], "there is no recipe 'nowhere.toml'"),
         (["evaluate", "nowhere"], "nowhere is no finished run of `covey train`"),
-        (["evaluate"], "Missing from covey evaluate: FOLDER"),
+        (["evaluate"], "covey evaluate needs FOLDER"),
         (["predict", "nowhere", "x.npy", "--out", "x.txt"], "--out is a .csv or .json file; got 'x.txt'"),
         (["show", "nowhere"], "nowhere is no finished run"),
         (

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from covey.cli.flags import in_flags
 from covey.cli.main import main
+from covey.cli.spoken import in_flags
 
 TABLE = "a;b;y\n" + "".join(f"{i};{i % 4};{'xz'[i % 2]}\n" for i in range(12))
 
@@ -31,13 +31,13 @@ def told(tmp_path, monkeypatch, capsys):
         ("train single --length 64", "digits: length is for texts, and these data are for classification"),
         ("train single --length 64 --data t.csv --target y", "leave it out (--length)"),
         ("train single --skip-bad", "digits is no folder of images"),
-        ("train single --skip-bad --data t.csv --target y", "leave skip_bad out (--skip-bad)"),
+        ("train single --skip-bad --data t.csv --target y", "leave --skip-bad out"),
         (
             "train single --keep best --validation 0",
             "error: --keep best and patience go by a validation score",
         ),
         ("train single --loss mse", "error: --loss mse is for numbers"),
-        ("train single --choose rmse", "error: --choose rmse is not defined"),
+        ("train single --choose rmse --keep best", "error: --choose rmse is not defined"),
         ("train single --data t.csv", "which column is to be predicted with --target;"),
         ("train late-phase --network mlp --epochs 4", "error: --where norms matches nothing"),
         (
@@ -52,6 +52,20 @@ def test_mistakes_are_told_in_flags(told, words, message):
 
 def test_only_settings_become_flags_and_quotes_stay():
     names = {"keep", "image_size"}
-    assert in_flags("image_size=32, or keep='best'", names) == "--image-size 32, or --keep best"
-    for same in ("got 'keep=best'", "MCDropout(keep=0.2)", "an option is written name=value", "--keep=best"):
+    for said, spoken in {
+        "image_size=32, or keep='best'": "--image-size 32, or --keep best",
+        "go on (keep=True), or image_size=-1": "go on (--keep), or --image-size -1",
+        "leave it out (keep=('a b',))": "leave it out (--keep a b)",
+        "image_size names a side; leave it out (--image-size)": "--image-size names a side; leave it out",
+        "got (1, 8, 8); expected shape (2,)": "got 1 x 8 x 8; expected shape 2",
+    }.items():
+        assert in_flags(said, names) == spoken
+    for same in (
+        "got 'keep=best'",
+        "MCDropout(keep=0.2)",
+        "an option is written name=value",
+        "--keep=best",
+        "fit(..., keep=True)",
+        "'image_size'",
+    ):
         assert in_flags(same, names) == same

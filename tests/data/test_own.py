@@ -89,7 +89,7 @@ def test_sixteen_bits_are_refused(tmp_path):
 
 
 def test_empty_folders(tmp_path):
-    with pytest.raises(DataError, match="is empty of class folders; expected"):
+    with pytest.raises(DataError, match="has no class folders; expected"):
         load(tmp_path)
     (tmp_path / "train/cat").mkdir(parents=True)
     with pytest.raises(DataError, match="holds no images below its class folders"):

@@ -16,9 +16,11 @@ from covey import registry
 from covey.cli import recipes, run
 from covey.cli import results as stored
 from covey.cli.flags import UsageError, parse
-from covey.cli.settings import Settings, parse_options, updated
+from covey.cli.idle import check_idle
+from covey.cli.settings import Settings, is_table, parse_options, updated
+from covey.cli.spoken import with_flags
 from covey.cli.train import check_typed, flag_value, usual_settings
-from covey.errors import CoveyError, OptionError
+from covey.errors import CoveyError, OptionError, reason, suggest
 from covey.extras import load
 from covey.locks import locked
 
@@ -136,6 +138,9 @@ def compare(args: Sequence[str]) -> int:
     planned = planned_runs(base, own)
     for one in planned:
         check_typed(one.settings, args)
+    _check_own(own, base, planned)
+    if not own.vary:
+        check_idle(base, [word for word in args if not (own.search and word.startswith("--choose"))])
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
     if own.search:
@@ -160,6 +165,26 @@ def compare(args: Sequence[str]) -> int:
     )
 
 
+def _check_own(own: CompareFlags, base: Settings, planned: Sequence[PlannedRun]) -> None:
+    """Refuse before the first run what would fail after the last one."""
+    if own.jobs < 1:
+        raise UsageError(f"--jobs is a whole number of at least 1; got {own.jobs}.")
+    labels = list(dict.fromkeys(one.label for one in planned))
+    if own.baseline is not None and own.baseline not in labels:
+        raise UsageError(f"--baseline {own.baseline!r} is not compared{suggest(own.baseline, labels)}.")
+    for flag, count in (("--corruptions", own.corruptions), ("--flatness", own.flatness)):
+        if count < 0:
+            raise UsageError(f"{flag} is a number of test samples, 0 or more; got {count}.")
+    if own.corruptions and is_table(base.dataset.data):
+        raise UsageError(f"--corruptions is for images, and {base.dataset.data} is a table; leave it out.")
+    if own.flatness and (task := base.dataset.load().task) != "classification":
+        raise UsageError(
+            f"--flatness is for classification, and {base.dataset.data} is for {task}; leave it out."
+        )
+    if (Path(own.folder) / run.SETTINGS).exists():
+        raise UsageError(f"{own.folder} is the folder of a run; a comparison needs one of its own.")
+
+
 def from_recipe(file: recipes.RecipeFile, scale: str) -> tuple[CompareFlags, Settings]:
     """What a recipe compares, and with which settings; one of a single method is a comparison of one."""
     flags = updated(CompareFlags(methods=(file.settings.method,)), file.compared(scale), "compare")
@@ -176,6 +201,10 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         name, _, text = spec.partition(":")
         kind = registry.lookup(name)
         given = parse_options(registry.split_options(text))
+        if "seed" in {**given, **varied}:
+            raise UsageError(
+                "the seeds of all methods are given by --seeds; leave seed out of --methods and --vary."
+            )
         start = base.options if name == base.method else kind()
         settings = apply_settings(replace(base, method=name, options=start), given, OWN_FIRST)
         settings = apply_settings(settings, varied, OWN_LAST)
@@ -244,7 +273,7 @@ def _do_all(
     for done, (one, error) in enumerate(way(planned), 1):
         seed = one.settings.recipe.seed
         which = f"seed {seed}" if one.repeat == seed else f"repetition {one.repeat}"
-        print(f"[{done}/{len(planned)}] {one.label} {which}: {error or 'done'}", flush=True)
+        print(f"[{done}/{len(planned)}] {one.label} {which}: {with_flags(error or 'done')}", flush=True)
         if error:
             failed.append(one)
         elif results is not None:
@@ -270,7 +299,7 @@ def do_run(one: PlannedRun) -> str | None:
                 run.score_collapsed(one.folder, history.ensemble, data)
             run.measure_cost(one.folder, history.ensemble, data)
     except (CoveyError, OSError) as error:
-        return " ".join(str(error).split())
+        return " ".join((reason(error) if isinstance(error, OSError) else str(error)).split())
     return None
 
 

@@ -29,6 +29,7 @@ class EvaluateFlags:
             columns, or an .npz file. Scores go to evaluations/ in the run's folder.
         limit: use only so many samples of each set, drawn with the classes in proportion. Scores go to evaluations/.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
+        skip_bad: with a folder of images as --data: go on without those that cannot be read.
         ood: further sets to test out-of-distribution detection on: known ones, or inputs of your own.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         json: print all scores as JSON.
@@ -39,6 +40,7 @@ class EvaluateFlags:
     data: str | None = None
     limit: int | None = None
     corruptions: int = 0
+    skip_bad: bool = False
     ood: tuple[str, ...] = ()
     network: str | None = None
     json: bool = False
@@ -71,6 +73,8 @@ def _evaluate(own: EvaluateFlags) -> int:
     told = [run.headline(scores), *run.told(scores)]
     if place != folder:
         told.append(f"written to {place}; the run's own scores stay as they are")
+    if own.data is not None:
+        told += [f"note: {note}" for note in data.record["notes"]]
     if own.report:
         from covey.report import write
 
@@ -86,6 +90,8 @@ def _data_to_score(
     own: EvaluateFlags, settings: Settings, record: dict[str, Any], folder: Path, *, fitted: bool
 ) -> Data:
     """The run's own test data, or new ones in the same form."""
+    if own.skip_bad and (own.data is None or not Path(own.data).is_dir()):
+        raise UsageError("--skip-bad is for images of your own: --data FOLDER.")
     if own.data is None and fitted:
         raise UsageError(
             f"{folder} was trained by covey.fit, and where its test data are is not known: name some, --data FILE.npz "
@@ -96,7 +102,7 @@ def _data_to_score(
         data = updated(settings.dataset, ood, "dataset").load()
         run.check_same_data(data, record, folder)
         return data
-    data = read_labelled(own.data, record, settings.dataset.target)
+    data = read_labelled(own.data, record, settings.dataset.target, skip_bad=own.skip_bad)
     outside = {Path(name).name: read_inputs(name, record)[1] for name in own.ood}
     return replace(data, ood=outside)
 

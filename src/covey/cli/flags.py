@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import docstring_parser
 import tyro
 
+from covey.cli.spoken import one_line
 from covey.errors import OptionError, suggest
 
 
@@ -143,37 +143,7 @@ def _run_tyro(kind: type, command: str, args: Sequence[str], about: str) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(f"{command}: {_one_line(caught.getvalue())}") from None
-
-
-def _one_line(text: str) -> str:
-    """The message out of the box that tyro draws around it."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    lines = [re.sub(r"[╭─╮│╰╯]+|-{4,}", " ", line).strip() for line in text.splitlines()]
-    kept = [line for line in lines if line and "full helptext" not in line and "--help" not in line]
-    words = " ".join(" ".join(kept).split()).partition(" Argument helptext:")[0]
-    words = re.sub(r"^(Parsing error|Value error|Required options|Unrecognized options) ", "", words)
-    words = re.sub(r"^Error parsing [\w.]+: ", "", words)
-    return words or "the command line cannot be read"
-
-
-def in_flags(message: str, names: Collection[str]) -> str:
-    """A message that names settings as Python does, with flags instead: keep='best' becomes --keep best.
-
-    Args:
-        message: of an error.
-        names: of settings that are flags; whatever else is written with = stays as it is, and so does what is quoted
-            or stands in brackets, which are the user's own words or Python to be copied.
-    """
-
-    def spoken(found: re.Match[str]) -> str:
-        name, value = found["name"], found["value"] or ""
-        if name not in names:
-            return found[0]
-        flag = "--" + name.replace("_", "-")
-        return f"{flag} {value.strip(chr(39))}".rstrip()
-
-    return re.sub(r"(?<![\w'\"(\[:,.=-])(?P<name>[a-z][a-z_]*)=(?P<value>'[^']*'|[\w.]*\w)?", spoken, message)
+        raise UsageError(one_line(command, caught.getvalue())) from None
 
 
 def parse_one(command: str, kind: type, args: Sequence[str], *, about: str) -> Any:

@@ -7,10 +7,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from covey.errors import CoveyError, suggest
+from covey.errors import CoveyError, reason, suggest
 from covey.extras import explained, load
+from covey.files import DRAFT
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -22,7 +24,7 @@ def main(args: Sequence[str] | None = None) -> int:
         _watch()
         return _dispatch(words)
     except CoveyError as error:
-        return _failed(error, 2, verbose, spoken=_in_flags)
+        return _failed(error, 2, verbose, spoken=_with_flags)
     except ModuleNotFoundError as error:
         return _failed(explained(error), 2, verbose)
     except KeyboardInterrupt:
@@ -32,7 +34,8 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout = None
         return 0
     except OSError as error:
-        return _failed(error, 2, verbose)
+        said = _of_the_system(error)
+        return _failed(error, 2, verbose, spoken=lambda _: said)
     except Exception as error:
         print("covey: this is a fault of covey, not of yours", file=sys.stderr)
         return _failed(error, 1, verbose=True)
@@ -99,19 +102,18 @@ def _failed(error: Exception, code: int, verbose: bool, spoken: Callable[[str], 
     return code
 
 
-def _in_flags(message: str) -> str:
-    """A message of the library, with flags for the settings that it names."""
-    if "=" not in message:
-        return message
-    from dataclasses import fields
+def _with_flags(message: str) -> str:
+    from covey.cli.spoken import with_flags  # which knows every method, and so takes its time
 
-    from covey import registry
-    from covey.cli.flags import in_flags
-    from covey.cli.settings import Dataset, Network
-    from covey.train import Machine, Recipe
+    return with_flags(message)
 
-    kinds = [Dataset, Network, Machine, Recipe, *map(registry.lookup, registry.names())]
-    return in_flags(message, {field.name for kind in kinds for field in fields(kind)})
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused, and where: the folder, if it was to hold a draft that nobody knows by name."""
+    if not isinstance(error.filename, str):
+        return reason(error)
+    path = Path(error.filename)
+    return f"{path.parent if path.name.startswith(DRAFT) else path}: {reason(error)}."
 
 
 def _watch() -> None:

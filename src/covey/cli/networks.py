@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 from tyro.conf import Positional
 
 from covey import zoo
-from covey.cli.flags import parse_one
+from covey.cli.flags import UsageError, parse_one
 from covey.cli.settings import parse_options
 from covey.scores.cost import multiply_adds
 from covey.seeds import random_state_kept
@@ -51,6 +52,12 @@ def networks(args: Sequence[str]) -> int:
     """List the networks with their sizes, or measure one: covey networks [NAME]"""
     about = "List the networks, or build one and say how large it is."
     own = parse_one("covey networks", NetworksFlags, args, about=about)
+    if not own.name and own != NetworksFlags():
+        raise UsageError(
+            "--shape, --outputs and --network-option are for one network; name it: covey networks NAME"
+        )
+    if own.outputs < 1 or any(side < 1 for side in own.shape):
+        raise UsageError("--shape and --outputs are whole numbers of at least 1.")
     print(_listed() if not own.name else _measured(own))
     return 0
 
@@ -86,9 +93,20 @@ def _measured(own: NetworksFlags) -> str:
         f"sample         {' x '.join(map(str, shape))}",
         f"outputs        {own.outputs}",
         f"parameters     {parameters:,}",
-        f"multiply-adds  {multiply_adds(network, example):,} a sample",
+        f"multiply-adds  {_work(network, example, own):,} a sample",
     ]
     return "\n".join(lines)
+
+
+def _work(network: nn.Module, example: Tensor, own: NetworksFlags) -> int:
+    """Multiply-adds of a sample; a network that cannot take it is refused in the user's terms."""
+    try:
+        return multiply_adds(network, example)
+    except Exception as error:  # another package's network, or the user's own, can fail in any way
+        shape = " x ".join(map(str, example.shape[1:]))
+        how = "another --shape" if own.shape else "--shape, such as --shape 1 28 28"
+        said = " ".join(str(error).split())
+        raise UsageError(f"{own.name} cannot take a sample of {shape} ({said}); give {how}.") from error
 
 
 def _short(count: int) -> str:

@@ -22,7 +22,7 @@ from covey.cli.flags import UsageError, parse_one
 from covey.combine import MultiLabel, Prediction, Regression
 from covey.data.inputs import prepare, read_inputs
 from covey.deploy import DeployedEnsemble
-from covey.errors import DataError, StoreError
+from covey.errors import DataError, StoreError, reason
 from covey.files import write_text
 
 _NAMED = 5  # inputs in a message
@@ -68,7 +68,7 @@ def predict(args: Sequence[str]) -> int:
         try:
             write_text(Path(own.out), text)
         except OSError as error:
-            raise StoreError(f"cannot write {own.out}: {error}") from error
+            raise StoreError(f"cannot write {own.out}: {reason(error)}.") from error
         print(f"{len(rows)} predictions written to {own.out}")
     return 0
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from covey import registry
 from covey.cli import recipes, run
 from covey.cli.flags import UsageError, parse
+from covey.cli.idle import check_idle
 from covey.cli.settings import TABLE, TRANSFORMER, Settings, is_table
 from covey.data import Data
 from covey.ensemble import Ensemble
@@ -64,6 +65,7 @@ def train(args: Sequence[str]) -> int:
     options = start.options if name == start.method else registry.lookup(name)()
     settings, own = read_run(f"covey train {name}", name, options, start, TrainFlags(), rest)
     check_typed(settings, rest)
+    check_idle(settings, rest)
     if own.resume and own.overwrite:
         raise UsageError("--resume goes on with a run and --overwrite replaces it; choose one.")
     settings = settings.complete()

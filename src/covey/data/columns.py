@@ -225,6 +225,5 @@ def _check_categories(column: pandas.Series) -> None:
     raise DataError(
         f"column {column.name!r} looks like {what}: {distinct} of its {len(words)} values differ, with {length:.0f} "
         f"characters on average, the first is {words.iloc[0][:40]!r}. covey makes categories of words, which would say "
-        f"nothing here: leave the column out with ignore=({column.name!r},) or --ignore {column.name}, or make numbers "
-        "or categories of it first"
+        f"nothing here: leave the column out (ignore=({column.name!r},)), or make numbers or categories of it first"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from covey.data.raw import check_file
 from covey.errors import DataError, suggest
 
 
-def read_labelled(source: str, record: dict[str, Any], target: str | None) -> Data:
+def read_labelled(source: str, record: dict[str, Any], target: str | None, *, skip_bad: bool = False) -> Data:
     """Data whose test part is all of `source`, in the form and with the classes of the training data.
 
     Args:
@@ -26,15 +27,17 @@ def read_labelled(source: str, record: dict[str, Any], target: str | None) -> Da
             with arrays x and y.
         record: `Data.record` of the training data.
         target: tables: the column that holds the answers.
+        skip_bad: folders: go on without images that cannot be read, and note which.
     """
     path = Path(source).expanduser()
     if not path.exists():
         raise DataError(f"{path} is not there; expected a folder of images, a table or an .npz file")
+    notes: Sequence[str] = ()
     if "tensors" in record:
         answers = read_answers(path, record)
         inputs = read_prepared(path, record)
     elif path.is_dir():
-        inputs, answers = _folder(path, record)
+        inputs, answers, notes = _folder(path, record, skip_bad)
     else:
         check_file(path, "a folder of images, a table or an .npz file")
         if path.suffix in table.SUFFIXES:
@@ -55,19 +58,19 @@ def read_labelled(source: str, record: dict[str, Any], target: str | None) -> Da
         shape=tuple(record["shape"]),
         normalisation=None if scale is None else Normalisation(tuple(scale["mean"]), tuple(scale["std"])),
         target_normalisation=None if unit is None else Normalisation(tuple(unit["mean"]), tuple(unit["std"])),
-        record={**record, "source": str(path)},
+        record={**record, "source": str(path), "notes": list(notes)},
     )
 
 
-def _folder(path: Path, record: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _folder(path: Path, record: dict[str, Any], skip_bad: bool) -> tuple[Tensor, Tensor, Sequence[str]]:
     if len(record["shape"]) != 3:
         raise DataError(
             f"{path} is a folder, and the network was trained on inputs of shape {record['shape']}"
         )
-    raw = pictures.read_folder(path, tuple(record["shape"]))
+    raw = pictures.read_folder(path, tuple(record["shape"]), skip_bad=skip_bad)
     part = raw.parts.get("test", raw.parts["train"])
     names = [raw.classes[k] for k in part.targets.tolist()]
-    return part.inputs, _numbered(names, record, path)
+    return part.inputs, _numbered(names, record, path), raw.notes
 
 
 def _table(path: Path, record: dict[str, Any], target: str | None) -> tuple[Tensor, Tensor]:

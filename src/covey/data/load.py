@@ -165,8 +165,12 @@ def _read(name: str, folder: Path, ask: Asked) -> Raw:
 
 def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
     """Choose the reader."""
+    if not name:
+        raise DataError("the name of the data is empty; give a known set, a folder or a file")
     path = Path(name).expanduser()
     own = name not in KNOWN and path.exists()
+    if not own and name not in KNOWN:
+        return read_known(name, folder, ask)  # which says what is known
     is_table = own and path.suffix in table.SUFFIXES
     if ask.target is not None and not is_table:
         raise DataError(
@@ -190,9 +194,7 @@ def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
             "(--network hf:NAME) or --tokenizer"
         )
     if ask.skip_bad and not (own and path.is_dir()):
-        raise DataError(
-            f"{name} is no folder of images, some of which could be skipped; leave skip_bad out (--skip-bad)"
-        )
+        raise DataError(f"{name} is no folder of images, some of which could be skipped; leave skip_bad out")
     if not own:
         return read_known(name, folder, ask)
     if path.is_dir():

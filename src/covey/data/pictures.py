@@ -49,6 +49,7 @@ def read_good_images(
 
     Arguments as for `read_images`.
     """
+    given = " x ".join(map(str, size)) if isinstance(size, tuple) else size
     if isinstance(size, tuple) and len(size) == 3:
         channels, size = size[0], size[1:]
     if not paths:
@@ -56,6 +57,8 @@ def read_good_images(
     if channels not in (None, *_MODES):
         raise DataError(f"images have 1 or 3 channels; got channels={channels}")
     wanted = (size, size) if isinstance(size, int) else size
+    if wanted is not None and (len(wanted) != 2 or min(wanted) < 1):
+        raise DataError(f"image_size is a side or a height and a width of at least 1 pixel; got {given}")
     if wanted is not None:
         _check_memory(len(paths) * (channels or 3) * wanted[0] * wanted[1])
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes without the interpreter's lock
@@ -179,7 +182,7 @@ def read_folder(folder: Path, size: Size, *, skip_bad: bool = False) -> Raw:
     if bad and not skip_bad:
         what = "it" if len(bad) == 1 else "them"
         raise DataError(
-            f"{_listed(paths, bad)}; remove or replace {what}, or go on without {what} (skip_bad=True, --skip-bad)"
+            f"{_listed(paths, bad)}; remove or replace {what}, or go on without {what} (skip_bad=True)"
         )
     if bad:
         notes.append(f"skipped, {_listed(paths, bad)}")
@@ -204,10 +207,8 @@ def _dealt(images: Tensor, labels: dict[str, list[int]], bad: Collection[int]) -
 def _class_folders(place: Path) -> tuple[str, ...]:
     found = tuple(sorted(p.name for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")))
     if not found:
-        raise DataError(
-            f"{place} is empty of class folders; expected {place}/<class>/<image> with one folder for each "
-            f"class"
-        )
+        what = "holds images but no class folders" if image_files(place) else "has no class folders"
+        raise DataError(f"{place} {what}; expected {place}/CLASS/IMAGE, with one folder for each class")
     return found
 
 

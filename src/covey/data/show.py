@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covey.data.catalogue import KNOWN
 from covey.data.container import Data, Split
-from covey.errors import DataError
+from covey.errors import DataError, reason
 from covey.extras import load
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def contact_sheet(data: Data, path: str | Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110, facecolor="white", bbox_inches="tight")
     except OSError as error:
-        raise DataError(f"cannot write the contact sheet {path}: {error}") from error
+        raise DataError(f"cannot write the contact sheet {path}: {reason(error)}") from error
     return path
 
 

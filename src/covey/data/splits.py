@@ -117,8 +117,9 @@ def _digest_of_some(whole: str, rows: Tensor) -> str:
 def check_shares(shares: Mapping[str, float]) -> None:
     """Refuse shares that leave nothing to train on."""
     if min(shares.values(), default=0) < 0 or sum(shares.values()) >= 1:
+        given = " and ".join(f"{share:g} for {part}" for part, share in shares.items())
         raise DataError(
-            f"the shares held back from training must be at least 0 and below 1 in all; got {dict(shares)}"
+            f"the shares held back from training must be at least 0 and below 1 in all; got {given}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,27 @@ def read_frame(path: Path) -> pandas.DataFrame:
             frame = pandas.read_parquet(path)
         else:
             frame = _read_text(path)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"cannot read the table {path}: byte {error.start} ({error.object[error.start]:#x}) is not UTF-8; save the "
+            "table as UTF-8"
+        ) from error
     except Exception as error:  # pandas and pyarrow stumble over damaged files in many ways
-        raise DataError(f"cannot read the table {path}: {error}") from error
+        raise DataError(f"cannot read the table {path}: {_in_words(error)}") from error
     frame.columns = [str(name) for name in frame.columns]
     if frame.columns.has_duplicates:
         raise DataError(f"{path}: two columns are called {frame.columns[frame.columns.duplicated()][0]!r}")
     return frame
+
+
+def _in_words(error: Exception) -> str:
+    """What is wrong with a table, where pandas's words for it say little."""
+    said = str(error)
+    if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", said):
+        return f"line {found[2]} has {found[3]} values where there are {found[1]} columns; mend or remove it"
+    if "No columns to parse" in said:
+        return "it is empty"
+    return said
 
 
 def _read_text(path: Path) -> pandas.DataFrame:

@@ -36,8 +36,23 @@ def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corr
     if batch_size < 1:
         raise EvaluationError(f"batch_size: expected 1 or more, got {batch_size}")
     task = _task(model, data)
+    _check_corruptions(corruptions, task, data)
     with model.evaluating(), torch.no_grad():
         return RECORDS[task](model, data, batch_size, corruptions)
+
+
+def _check_corruptions(count: int, task: str, data: HeldOut) -> None:
+    """Refuse to corrupt what is no image, or has no classes to score."""
+    if count < 0:
+        raise EvaluationError(f"corruptions: expected 0 or more test images, got {count}")
+    if not count:
+        return
+    if task not in ("classification", "segmentation"):
+        raise EvaluationError(f"corruptions are scored for images with classes; these data are for {task}")
+    if data.images is None or data.images.ndim != 4 or data.images.shape[1] not in (1, 3):
+        raise EvaluationError(
+            "corruptions: expected test images in memory, one tensor (N, 1 or 3, H, W); these inputs are none"
+        )
 
 
 ANSWERED: dict[str, str] = {

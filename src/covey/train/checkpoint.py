@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from covey import layout
-from covey.errors import CoveyError, StoreError, TrainingError
+from covey.errors import CoveyError, StoreError, TrainingError, reason
 from covey.files import whole
 from covey.run import WAYS
 from covey.schema import Both, Either, Many, Maybe, Named, Number, Plain, Record, Truth, Whole, Word, check
@@ -82,12 +82,12 @@ def prepare_folder(run: Path, *, resume: bool) -> None:
             path.write_bytes(b"covey")
         (run / ".writable").unlink()
     except OSError as error:
-        raise StoreError(f"cannot write to {run}: {error}. Choose another folder.") from error
+        raise StoreError(f"cannot write to {run}: {reason(error)}. Choose another folder.") from error
     found = _files(run)
     if found and not resume:
         raise StoreError(
             f"{run} holds a run already, whose newest checkpoint is {found[-1].name}. Go on with it by resuming "
-            "(--resume, resume=True), replace it (--overwrite), or choose another folder."
+            "(resume=True), replace it (--overwrite), or choose another folder."
         )
     if not resume and (run / "ensemble").exists():
         raise StoreError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ def launched(machine: Machine) -> Iterator[Fabric | Alone]:
     if machine.progress:
         load("tqdm")  # said now rather than after the ensemble is built
     _check_accelerator(machine.accelerator)
+    _check_launched(machine)
     if machine.threads is not None:
         torch.set_num_threads(machine.threads)
     steady()
@@ -63,6 +65,10 @@ def launched(machine: Machine) -> Iterator[Fabric | Alone]:
     on_cpu = machine.accelerator == "cpu" or (
         machine.accelerator == "auto" and not torch.accelerator.is_available()
     )
+    if on_cpu and machine.precision == "16-mixed":
+        raise OptionError(
+            "precision='16-mixed' needs a GPU; on a CPU, precision='bf16-mixed' is the mixed one."
+        )
     if world == 1 and on_cpu and machine.precision == "32-true":
         yield Alone()
         return
@@ -94,6 +100,19 @@ def _check_accelerator(name: str) -> None:
         raise OptionError(
             f"accelerator is {name!r}, and torch sees no such device on this machine; 'cpu' or 'auto' will do "
             "(on the command line --accelerator)."
+        )
+
+
+_LAUNCHED = ("MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "LSB_JOBID", "KUBERNETES_PORT")
+"""Variables of the environment, of which launchers of several machines set at least one."""
+
+
+def _check_launched(machine: Machine) -> None:
+    """Refuse to wait for ever for other machines that nobody has told of this one."""
+    if machine.nodes > 1 and not any(map(os.environ.get, _LAUNCHED)):
+        raise OptionError(
+            f"nodes={machine.nodes}, and this process was started alone: start it on each machine with torchrun "
+            f"--nnodes {machine.nodes} or `fabric run`, which tell them of each other."
         )
 
 

@@ -116,6 +116,8 @@ class Recipe:
                     "average, ema and the best epoch (keep='best', patience) are different answers of a run; "
                     "ask for one."
                 )
+        if not -(2**63) <= self.seed < 2**63:
+            raise OptionError(f"seed is a whole number of at most 64 bits; got {self.seed}.")
         if self.decay < 0:
             raise OptionError(f"decay is at least 0; got {self.decay}.")
 

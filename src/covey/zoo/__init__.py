@@ -87,12 +87,17 @@ class Network:
         if "channels" not in self.options:
             return {}
         if len(shape) != 3:
-            raise OptionError(f"the shape of an image is (channels, height, width), got {tuple(shape)}")
+            raise OptionError(
+                f"this network takes images (channels, height, width), got {tuple(shape)}; mlp takes any samples"
+            )
         channels, height, width = shape
         if "image_size" not in self.options:
             return {"channels": channels}
         if height != width:
-            raise OptionError(f"this network takes square images, got height {height} and width {width}")
+            raise OptionError(
+                f"this network takes square images, got height {height} and width {width}; image_size={height} makes "
+                "the images of a folder square"
+            )
         return {"channels": channels, "image_size": height}
 
 

@@ -17,7 +17,7 @@ def whole(name: str, value: object, *, at_least: int = 1) -> int:
 def wholes(name: str, values: object) -> tuple[int, ...]:
     """`values` if it is a sequence of whole numbers of at least 1; it may be empty."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise OptionError(f"{name} must be a sequence of whole numbers, such as (200, 200), got {values!r}")
+        raise OptionError(f"{name} must be a sequence of whole numbers, such as [200, 200], got {values!r}")
     return tuple(whole(f"{name}[{i}]", value) for i, value in enumerate(values))
 
 
