@@ -10,8 +10,12 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
 sys.path.insert(0, str(HERE / "gallery"))  # what the gallery's scripts share
+sys.path.insert(0, str(HERE.parent / "tests"))  # how to import torchvision where it cannot load its operators
 
 from covey.version import __version__  # noqa: E402 - the paths must come first
+from vision import declare_operators  # noqa: E402
+
+declare_operators()  # transformers imports torchvision, and the API's page names what needs transformers
 
 project = "covey"
 author = "the covey authors"

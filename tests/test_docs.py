@@ -54,6 +54,13 @@ def test_every_page_is_in_the_sites_contents() -> None:
     assert not missing, "name these pages in a toctree, such as that of docs/index.md"
 
 
+def test_the_api_page_names_what_is_public_in_the_packages() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for package in ("covey.serving", "covey.hf"):
+        for name in importlib.import_module(package).__all__:
+            assert f":: {package}.{name}\n" in page, name
+
+
 def test_every_method_and_way_of_training_has_a_script_in_the_gallery() -> None:
     scripts = sorted((ROOT / "docs" / "gallery").glob("plot_*.py"))
     names = {path.stem.removeprefix("plot_").replace("_", "-") for path in scripts}

@@ -37,6 +37,8 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for beside in ("CHANGELOG.md", "CITATION.cff"):
         shutil.copy(ROOT / beside, tmp_path / beside)
     shutil.copytree(ROOT / "src", tmp_path / "src")
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "vision.py", tmp_path / "tests" / "vision.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [*command, source, tmp_path / "site"], env=environment, capture_output=True, text=True, check=False

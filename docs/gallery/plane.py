@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import matplotlib.pyplot as plt
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import covey
 
+logging.getLogger("covey").setLevel(logging.WARNING)  # not a line for each epoch
 STEPS, LR = 300, 0.02
 GRID = 60
 
