@@ -273,6 +273,56 @@ def test_texts_in_a_table(run, bert):
     assert run("predict", "run", "new.txt")[1] == out
 
 
+LOUD = {"num_channels": 1, "initializer_range": 0.3}  # so that members differ after one epoch
+PICTURES = {
+    "vit": ("ViT", {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}),
+    "convnext": ("ConvNext", {"patch_size": 2, "num_stages": 2, "hidden_sizes": [4, 8], "layer_scale_init_value": 1.0}),
+    "resnet": ("ResNet", {"embedding_size": 4, "hidden_sizes": [4, 8]}),
+}  # fmt: skip
+FURTHER = {"vit": {"intermediate_size": 16}, "convnext": {"depths": [1, 1]}, "resnet": {"depths": [1, 1]}}
+
+
+def pictures(name, place, **options):
+    """A tiny classifier of images with three classes, as Hugging Face stores it: without a preprocessor."""
+    transformers = pytest.importorskip("transformers")
+    kind, sizes = PICTURES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        **{**LOUD, **sizes, **FURTHER[name], **options}, num_labels=3
+    )
+    network = getattr(transformers, f"{kind}ForImageClassification")(config)
+    network.save_pretrained(place)
+    return network
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_hugging_face_classifiers_of_images(run, tmp_path, name):
+    stored = pictures(name, tmp_path / name).state_dict()
+    words = ("train", "low-rank", "--members", 2, "--rank", 2, "--data", "digits", "--network", f"hf:{name}")
+    code, out, err = run(*words, *QUICK, "--lr", 0.5, "--folder", "run")
+    assert code == 0, err
+    assert "start anew: classifier" in err  # it had three classes, and digits are ten
+    base = covey.load("run/ensemble").parts["low_rank"].theta
+    assert any(torch.equal(tensor, stored[n.removeprefix("model.")]) for n, tensor in base.items())
+    np.save("x.npy", np.zeros((2, 8, 8), np.uint8))
+    code, out, err = run("predict", "run", "x.npy")
+    assert code == 0, err
+    assert len(list(csv.DictReader(out.splitlines()))) == 2
+    assert run("evaluate", "run", "--no-report")[0] == 0
+
+
+def test_images_that_a_classifier_does_not_take(run, tmp_path):
+    pictures("vit", tmp_path / "colour", num_channels=3)
+    pictures("vit", tmp_path / "large", image_size=16)
+    words = ("train", "low-rank", "--rank", 2, "--data", "digits", *QUICK)
+    code, _, err = run(*words, "--network", "hf:colour")
+    assert code == 2
+    assert "takes images of 3 channels and the data's have 1" in err
+    code, _, err = run(*words, "--network", "hf:large")
+    assert code == 2
+    assert re.search(r"rejects the example.*\(2, 1, 8, 8\).*doesn't match model \(16\*16\)", err)
+
+
 def test_padding_does_not_change_an_answer(bert):
     from covey.zoo import names
 

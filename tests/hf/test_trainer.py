@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from tiny_transformers import batch, bert, ensemble, gpt2, llama, rows, sentences, stirred, transformers
 from torch import nn
 
@@ -409,3 +413,36 @@ def test_a_tied_head_is_shifted_too() -> None:
     loss, outputs = model(**columns, labels=tokens).loss, made(**columns)[:, :, :-1]
     expected = sum(F.cross_entropy(out.flatten(0, 1), tokens[:, 1:].flatten()) for out in outputs)
     torch.testing.assert_close(loss, expected)
+
+
+def test_a_batch_s_part_of_a_loss_over_several_processes() -> None:
+    model = EnsembleModel(stirred(ensemble(bert()))).eval()
+    (given,) = in_order(sentences(), 8, 1)
+    whole = model(**given).loss
+    parts = [model(**{k: v[i : i + 4] for k, v in given.items()}, num_items_in_batch=8).loss for i in (0, 4)]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+HERE = Path(__file__).parent
+
+
+def in_processes(folder: Path, processes: int) -> dict[str, torch.Tensor]:
+    """What a Trainer finds with eight samples a step, in one process or several that torchrun starts."""
+    folder.mkdir()
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    script = [str(HERE / "two_trainers.py"), str(folder), str(8 // processes)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE.parents[1] / 'src'}:{HERE}"}
+    command = [sys.executable, *(several if processes > 1 else []), *script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return load_file(folder / "found.safetensors")
+
+
+@pytest.mark.slow  # three processes import transformers
+@pytest.mark.timeout(320)
+def test_two_processes_train_and_evaluate_as_one_does(tmp_path: Path) -> None:
+    one, two = in_processes(tmp_path / "one", 1), in_processes(tmp_path / "two", 2)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6, msg=name)

@@ -103,7 +103,9 @@ class EnsembleModel(nn.Module):
         outputs = self.ensemble(**inputs)
         found = self.ensemble.answer(outputs)
         logits = self._combined(outputs, found)
-        loss = None if labels is None else self._answers_loss(found, logits, labels)
+        loss = None
+        if labels is not None:
+            loss = self._part_of_mean(self._answers_loss(found, logits, labels), labels, num_items_in_batch)
         return EnsembleOutput(loss=loss, logits=logits, member_logits=_members_last(self.ensemble, outputs))
 
     def shifted(self, labels: Tensor) -> Tensor:
@@ -132,9 +134,15 @@ class EnsembleModel(nn.Module):
         loss = self.ensemble.loss(
             inputs, labels, loss=self.loss, smoothing=self.smoothing, ignore_index=self.ignore_index
         )
+        return self._part_of_mean(loss, labels, items)
+
+    def _part_of_mean(self, loss: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        """The mean over this batch's labels, weighted with their share: its part of the mean over all of them.
+
+        Without it the Trainer, which multiplies by the number of processes, would report as many times the loss.
+        """
         if items is None:
             return loss
-        # a member's mean is over this batch's labels; weighted with their share it is a part of the mean over all
         count = (labels != self.ignore_index).sum()
         return loss * (count / torch.as_tensor(items, device=loss.device).clamp_min(1))
 

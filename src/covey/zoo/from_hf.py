@@ -87,6 +87,8 @@ def build(
     if tokens is not None:
         config.pad_token_id = tokens["pad"]
         _check_tokens(config, name, tokens, shape[0])
+    else:
+        _check_channels(config, name, shape[0])
     model = _with_weights(_auto(transformers, kind, config, name), name, config)
     return _wrapped(model, kind, name, config)
 
@@ -228,6 +230,16 @@ def _check_tokens(config: Any, name: str, tokens: Mapping[str, Any], length: int
     if longest is not None and length > longest:
         raise OptionError(
             f"texts have up to {length} tokens and hf:{name} takes {longest}: give --length {longest} or less."
+        )
+
+
+def _check_channels(config: Any, name: str, channels: int) -> None:
+    """Refuse images of another number of channels than the network was made for."""
+    known = getattr(config, "num_channels", None)
+    if known is not None and known != channels:
+        raise OptionError(
+            f"hf:{name} takes images of {known} channels and the data's have {channels}: store them as "
+            f"{'colour' if known == 3 else 'grey'} images, or take another network."
         )
 
 
