@@ -154,6 +154,22 @@ def test_a_difference_is_found_and_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_onnx_cannot_say(tmp_path: Path) -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.view_as_real(x).flatten(1))
+
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    ensemble = covey.convert(Complex(), covey.DeepEnsemble(members=2), example=x).eval()
+    with pytest.raises(covey.CoveyError, match="ONNX has no words for this network: .*complex.*to='pt2'"):
+        covey.export(ensemble, tmp_path / "a.onnx", x)
+    assert not list(tmp_path.iterdir())
+
+
 def test_bad_input(
     deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import covey
+from covey.deploy import metadata
 from covey.deploy.joining import named
+from covey.deploy.tracing import Example
 from law_networks import NETWORKS, call
 from test_laws import CASES, ensemble_of
 
@@ -183,6 +185,31 @@ def test_a_network_that_cannot_be_traced_names_the_line() -> None:
         covey.CoveyError, match=r"cannot be traced at .*test_fuse.py, line \d+: if x.sum\(\) > 0"
     ):
         covey.fuse(ensemble, x)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, by: Tensor) -> Tensor:
+        return self.fc(x) @ by if by.ndim else self.fc(x) * by
+
+
+def test_an_argument_that_is_no_batch(capfd: pytest.CaptureFixture[str]) -> None:
+    x, by = torch.randn(4, 3), torch.tensor(2.0)
+    ensemble = covey.convert(Scaled(), covey.DeepEnsemble(members=2), example=(x, by)).eval()
+    given = Example.of(ensemble.skeleton(), (x, by))
+    told = metadata.describe(ensemble, given, ["probs"], None, False, "made")["inputs"]
+    assert [entry["shape"] for entry in told.values()] == [["batch", 3], []]
+    torch.testing.assert_close(
+        covey.fuse(ensemble, (x, by))(x[:1], by)["probs"], ensemble.predict(x[:1], by).probs
+    )
+    square = torch.randn(3, 3)  # as many rows as there are samples
+    ensemble = covey.convert(Scaled(), covey.DeepEnsemble(members=2), example=(x, square)).eval()
+    with pytest.raises(covey.CoveyError, match="as many rows as there are samples"):
+        covey.fuse(ensemble, (x[:3], square))
+    assert "torch/_guards.py" not in capfd.readouterr().err, "torch's own pages are not shown"
 
 
 def test_examples_that_are_none() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import covey
-from covey.deploy import int8
+from covey.deploy import exporting, int8
+from covey.deploy.tracing import Example
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_layers_that_hurt_stay_in_float(
     weights = {each.name: each for each in onnx.load(done.path).graph.initializer}
     (hurting,) = (node for node in onnx.load(done.path).graph.node if node.name == found.in_float[0])
     assert any(list(weights[name].dims) in ([16, 4], [4, 16]) for name in hurting.input if name in weights)
-    monkeypatch.setattr(int8, "_harm", lambda found, reference: 0.5)
+    monkeypatch.setattr(int8, "_harm", lambda found, reference, task: 0.5)
     with pytest.raises(covey.CoveyError, match=r"int8 changes .* even with half of the layers in float"):
         covey.export(ensemble, tmp_path / "b.onnx", x, int8=x)
     assert not (tmp_path / "b.onnx").exists()
@@ -47,6 +49,43 @@ def test_what_is_refused(ensemble: covey.Ensemble, tmp_path: Path) -> None:
     x = torch.randn(4, 4)
     with pytest.raises(covey.CoveyError, match=r"calibration data have shape \(4, 5\); expected \(N, 4\)"):
         covey.export(ensemble, tmp_path / "a.onnx", x, int8=torch.zeros(4, 5))
+    broken = x.clone()
+    broken[1, 2] = torch.nan
+    with pytest.raises(covey.CoveyError, match="calibration data hold NaN"):
+        covey.export(ensemble, tmp_path / "a.onnx", x, int8=broken)
+    with pytest.raises(covey.CoveyError, match="calibration data are y; the example is x"):
+        exporting._calibration(ensemble, {"y": x}, Example.of(ensemble.skeleton(), x))
     with pytest.raises(covey.CoveyError, match="int8 is for ONNX files"):
         covey.export(ensemble, tmp_path / "a.pt2", x, int8=x)
     assert not list(tmp_path.iterdir())
+
+
+def test_harm_is_that_of_the_task() -> None:
+    probs = np.array([[0.9, 0.6, 0.1], [0.2, 0.4, 0.3]])
+    other = np.array([[0.9, 0.4, 0.1], [0.2, 0.45, 0.3]])  # one label is lost; the largest stay the largest
+    assert int8._harm(other, probs, "multilabel") == 0.5
+    assert int8._harm(other, probs, "classification") == 0.0
+    means = np.array([[0.0, 100.0], [2.0, 300.0]])  # spreads of 1 and 100
+    moved = means + np.array([0.5, 0.0])
+    assert int8._harm(moved, means, "regression") == pytest.approx(0.5), (
+        "though the second is always the largest"
+    )
+
+
+def test_calibration_data_go_by_name() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.head(a - b)
+
+    a, b = torch.zeros(3, 4, dtype=torch.float64), torch.ones(3, 4)
+    network = Two()
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example={"a": b, "b": b})
+    example = Example.of(network, {"a": a, "b": b})
+    first, second = exporting._calibration(ensemble, {"b": b, "a": a}, example)
+    assert first.max() == 0
+    assert second.min() == 1
+    assert first.dtype == np.float32

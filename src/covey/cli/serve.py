@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from covey.scores import Anytime
     from covey.serving import Limits
+    from covey.serving.on_ray import Replicas
 
 _SCORED = 512  # validation samples that subsets of members are scored on
 
@@ -37,6 +39,8 @@ class ServeFlags:
         name: of the model in the paths of the Open Inference Protocol; the folder's by default.
         defer: mark answers whose uncertainty is above this.
         defer_by: which uncertainty: entropy or mutual_information of classes, std or epistemic of numbers.
+        ray: serve with several processes on Ray: the cluster at $RAY_ADDRESS if that is set, else this machine (needs
+            covey[ray]).
         anytime: measure subsets of members on the validation data first, so that requests may name a budget_ms.
     """
 
@@ -47,6 +51,7 @@ class ServeFlags:
     name: str | None = None
     defer: float | None = None
     defer_by: str | None = None
+    ray: bool = False
     anytime: bool = False
 
 
@@ -55,13 +60,18 @@ def serve(args: Sequence[str]) -> int:
     for package in ("fastapi", "uvicorn", "python_multipart"):
         load(package)
     from covey import serving
+    from covey.serving.on_ray import Replicas
 
-    parts = {"own": ServeFlags(), "limits": serving.Limits()}
+    parts = {"own": ServeFlags(), "limits": serving.Limits(), "replicas": Replicas()}
     found = parse("covey serve", parts, args, about=_ABOUT)
     own, limits = found["own"], found["limits"]
     if not own.folder:
         raise UsageError("covey serve needs the folder of a run: covey serve FOLDER")
     _check(own)
+    if own.ray:
+        return _serve_on_ray(own, limits, found["replicas"])
+    if found["replicas"] != Replicas():
+        raise UsageError("--replicas and --most-replicas are for --ray; without it, one process answers.")
     # The port is taken before the work, so that one in use is told of at once.
     place = serving.bind(own.host, own.port)
     try:
@@ -70,6 +80,19 @@ def serve(args: Sequence[str]) -> int:
         serving.serve(app, place, limits)
     finally:
         place.close()
+    print("stopped; everything that was accepted is answered", flush=True)
+    return 0
+
+
+def _serve_on_ray(own: ServeFlags, limits: Limits, replicas: Replicas) -> int:
+    from covey.serving.on_ray import on_ray, wait_for_the_end
+
+    # Replicas are processes of their own, which may start elsewhere.
+    absolute = replace(own, folder=str(Path(own.folder).resolve()))
+    build = partial(_application, absolute, limits)
+    with on_ray(build, own.host, own.port, replicas=replicas, limits=limits) as address:
+        _tell(own, address)
+        wait_for_the_end()
     print("stopped; everything that was accepted is answered", flush=True)
     return 0
 

@@ -126,17 +126,24 @@ def export(
             far = None if random else _check(found, expected, tolerance, kind, draft, program, given)
             _check_batches(READERS[kind], draft, given, found)
             if int8 is not None:
-                calibration = _calibration(ensemble, int8)
+                calibration = _calibration(ensemble, int8, given)
                 with new_file(path.parent) as twin:
                     quantised = quantise(draft, twin, calibration, limit=int8_limit)
                     draft.write_bytes(twin.read_bytes())
     return Exported(path, path.stat().st_size, tuple(_outputs(module)), far, quantised)
 
 
-def _calibration(ensemble: Ensemble, inputs: Any) -> list[np.ndarray]:
+def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.ndarray]:
+    """Calibration inputs as arrays, in the order of the example's."""
     given = Example.of(ensemble.skeleton(), inputs)
-    arrays = [tensor.numpy() for tensor in given.tensors]
-    return [array.astype(np.float32) if array.dtype == np.float64 else array for array in arrays]
+    found = dict(zip(given.names, given.tensors, strict=True))
+    if found.keys() != set(example.names):
+        raise OptionError(
+            f"the int8 calibration data are {', '.join(found)}; the example is {', '.join(example.names)}. Give both "
+            "in the same form."
+        )
+    tensors = [found[name] for name in example.names]
+    return [(tensor.float() if tensor.is_floating_point() else tensor).numpy() for tensor in tensors]
 
 
 def _kind(path: Path, to: str | None) -> str:
@@ -192,17 +199,7 @@ def _program(module: nn.Module, example: Example) -> ExportedProgram:
 
 
 def _write_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any]) -> None:
-    with _quiet_onnx():
-        found = torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            input_names=list(about["inputs"]),
-            output_names=list(about["outputs"]),
-            optimize=about["weights"] == "made",  # which computes all constants, stored weights too
-        )
-    assert found is not None
-    model = found.model_proto
+    model = _translated(program, about)
     for old in list(model.metadata_props):
         model.metadata_props.remove(old)
     _without_traces(model.graph)
@@ -215,6 +212,33 @@ def _write_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any]) 
             "weights='stored', which holds what members share once, or to='pt2'."
         )
     path.write_bytes(model.SerializeToString())
+
+
+def _translated(program: ExportedProgram, about: Mapping[str, Any]) -> Any:
+    """The graph in ONNX's operations."""
+    with _quiet_onnx():
+        try:
+            found = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=list(about["inputs"]),
+                output_names=list(about["outputs"]),
+                optimize=about["weights"] == "made",  # which computes all constants, stored weights too
+            )
+        except Exception as error:  # the exporter's own, whose base says nothing, or whatever it ran into
+            raise ConversionError(
+                f"ONNX has no words for this network: {_cause(error)}. Write it as to='pt2' instead, or fuse it."
+            ) from error
+    assert found is not None
+    return found.model_proto
+
+
+def _cause(error: BaseException) -> str:
+    """What the exporter stumbled over, at the bottom of what it says of itself."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _without_traces(graph: Any) -> None:

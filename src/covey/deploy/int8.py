@@ -39,7 +39,8 @@ class Quantised:
     """What quantising did.
 
     Args:
-        harm: share of samples whose predicted class changed; for regression, the mean change over the spread.
+        harm: share of samples whose predicted class changed; for labels, of samples with another label;
+            for regression, the largest output's mean change over its spread.
         layers: how many layers there are.
         in_float: names of those that stayed in float.
         reduced: whether weights have 7 bits, because this processor's sums of 8-bit products could overflow.
@@ -72,6 +73,8 @@ def quantise(source: Path, target: Path, inputs: Sequence[np.ndarray], *, limit:
     _check_inputs(source, inputs)
     onnx = load("onnx")
     model = onnx.load(str(source))
+    (about,) = (entry.value for entry in model.metadata_props if entry.key == metadata.KEY)
+    task = metadata.read(about, source)["task"]
     layers = [node.name for node in model.graph.node if node.op_type in OPERATIONS]
     reference = _answers(source, inputs)
     ranked: list[str] = []
@@ -82,7 +85,7 @@ def quantise(source: Path, target: Path, inputs: Sequence[np.ndarray], *, limit:
             ranked = _ranked(source, inputs, layers)
         in_float = tuple(ranked[:count])
         _quantised(source, target, [array[:CALIBRATED] for array in inputs], exclude=in_float)
-        harm = _harm(_answers(target, inputs), reference)
+        harm = _harm(_answers(target, inputs), reference, task)
         if harm <= limit:
             _keep_metadata(model, target)
             return Quantised(harm, len(layers), in_float, not processor_has_vnni())
@@ -101,6 +104,10 @@ def _check_inputs(source: Path, inputs: Sequence[np.ndarray]) -> None:
                 f"the int8 calibration data have shape {array.shape}; expected (N, {', '.join(map(str, shape))}) with "
                 "at least one sample, as the network was exported with."
             )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError(
+                "the int8 calibration data hold NaN or infinite numbers, from which no range follows; give finite ones."
+            )
 
 
 def _answers(path: Path, inputs: Sequence[np.ndarray], batch: int = 64) -> np.ndarray:
@@ -113,10 +120,16 @@ def _answers(path: Path, inputs: Sequence[np.ndarray], batch: int = 64) -> np.nd
     return np.concatenate(found)
 
 
-def _harm(found: np.ndarray, reference: np.ndarray) -> float:
-    if found.ndim > 1 and found.shape[-1] > 1:
+def _harm(found: np.ndarray, reference: np.ndarray, task: str) -> float:
+    """Share of predicted classes, or of samples with a label, that changed; of numbers, their change over the spread."""
+    if task == "classification":
         return float((found.argmax(-1) != reference.argmax(-1)).mean())
-    return float(np.abs(found - reference).mean() / max(reference.std(), 1e-12))
+    if task == "multilabel":
+        changed = (found > 0.5) != (reference > 0.5)
+        return float(changed.reshape(len(changed), -1).any(-1).mean())
+    changes = np.abs(found - reference).reshape(len(found), -1).mean(0)
+    spreads = reference.reshape(len(reference), -1).std(0)
+    return float((changes / np.maximum(spreads, 1e-12)).max())
 
 
 def _ranked(source: Path, inputs: Sequence[np.ndarray], layers: Sequence[str]) -> list[str]:

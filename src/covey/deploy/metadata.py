@@ -72,9 +72,10 @@ def describe(
         check_record(record, "record")
     inputs = {}
     for name, tensor in zip(example.names, example.tensors, strict=True):
-        first: Any = "batch" if example.is_batched(tensor) else len(tensor)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        inputs[name] = {"shape": [first, *tensor.shape[1:]], "dtype": dtype}
+        shape: list[Any] = list(tensor.shape)
+        if example.is_batched(tensor):
+            shape[0] = "batch"
+        inputs[name] = {"shape": shape, "dtype": str(tensor.dtype).removeprefix("torch.")}
     calibration = {}
     if ensemble.temperature is not None:
         calibration["temperature"] = ensemble.temperature.to_dict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -154,7 +155,9 @@ def _untraceable(error: Exception) -> ConversionError:
         return error
     said = " ".join(str(error).split())[:300]
     fixed = "specialized it to be a constant" in said
-    what = "its code fixes the batch size" if fixed else f"{type(error).__name__}: {said}"
+    what = f"{type(error).__name__}: {said}"
+    if fixed:
+        what = "its code fixes the batch size, or an argument that is no batch has as many rows as there are samples"
     where = _line(error)
     place = f" at {where}" if where else ""
     return ConversionError(
@@ -175,10 +178,16 @@ def _line(error: BaseException) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the warnings that torch's tracer gives about its own insides."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        warnings.filterwarnings("ignore", message=".*_flat_weights.*")
-        yield
+    log = logging.getLogger("torch._guards")  # which logs pages of its own stack before an error is raised
+    was = log.disabled
+    log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+            warnings.filterwarnings("ignore", message=".*_flat_weights.*")
+            yield
+    finally:
+        log.disabled = was
 
 
 def inlined(
