@@ -121,7 +121,7 @@ def _answers(path: Path, inputs: Sequence[np.ndarray], batch: int = 64) -> np.nd
 
 
 def _harm(found: np.ndarray, reference: np.ndarray, task: str) -> float:
-    """Share of predicted classes, or of samples with a label, that changed; of numbers, their change over the spread."""
+    """Share of classes, or of samples with a label, that changed; of numbers, their change over the spread."""
     if task == "classification":
         return float((found.argmax(-1) != reference.argmax(-1)).mean())
     if task == "multilabel":
