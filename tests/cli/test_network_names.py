@@ -275,11 +275,15 @@ def test_texts_in_a_table(run, bert):
 
 LOUD = {"num_channels": 1, "initializer_range": 0.3}  # so that members differ after one epoch
 PICTURES = {
-    "vit": ("ViT", {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}),
+    "vit": ("ViT", {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_attention_heads": 2}),
     "convnext": ("ConvNext", {"patch_size": 2, "num_stages": 2, "hidden_sizes": [4, 8], "layer_scale_init_value": 1.0}),
     "resnet": ("ResNet", {"embedding_size": 4, "hidden_sizes": [4, 8]}),
 }  # fmt: skip
-FURTHER = {"vit": {"intermediate_size": 16}, "convnext": {"depths": [1, 1]}, "resnet": {"depths": [1, 1]}}
+FURTHER = {
+    "vit": {"intermediate_size": 16, "num_hidden_layers": 1},
+    "convnext": {"depths": [1, 1]},
+    "resnet": {"depths": [1, 1]},
+}
 
 
 def pictures(name, place, **options):

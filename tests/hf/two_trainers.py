@@ -10,19 +10,20 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from vision import declare_operators
-
-declare_operators()
-
-import torch
-from safetensors.torch import save_file
-from tiny_transformers import bert, ensemble, sentences, transformers
-
-import covey
-from covey.hf import EnsembleTrainer
 
 
 def main(folder: Path, size: int) -> None:
+    from vision import declare_operators
+
+    declare_operators()  # before transformers is imported
+
+    import torch
+    from safetensors.torch import save_file
+    from tiny_transformers import bert, ensemble, sentences, transformers
+
+    import covey
+    from covey.hf import EnsembleTrainer
+
     torch.manual_seed(0)
     made = ensemble(bert(), covey.LowRank(members=2, rank=2))
     given = transformers.TrainingArguments(
