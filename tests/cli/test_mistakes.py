@@ -332,3 +332,36 @@ def test_there_are_many_and_no_two_alike():
     assert len(set(typed)) == len(typed) > 150
     commands = "train compare evaluate predict serve export methods networks data reproduce show"
     assert {words.split()[0] for words in typed} == {*commands.split(), "nonesuch"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (
+            "train single",
+            "covey: stopped; `covey train --resume FOLDER` goes on from the last checkpoint, if",
+        ),
+        ("compare --methods single", "covey: stopped; the same command goes on with what is not done"),
+        ("show run", "covey: stopped\n"),
+    ],
+)
+def test_after_ctrl_c_a_line_says_how_to_go_on(typed, answer, place, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr("covey.cli.main._dispatch", stop)
+    assert main(shlex.split(typed)) == 130
+    assert capsys.readouterr().err.startswith(answer)
+
+
+def test_skipped_images_are_named_in_training_too(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    for name in ("cat", "dog"):
+        (place / "bad" / name / "1.png").write_bytes((place / "photos" / name / "1.png").read_bytes())
+        (place / "bad" / name / "2.png").write_bytes((place / "photos" / name / "2.png").read_bytes())
+    quick = "--epochs 1 --network mlp --network-option hidden=[4] --no-progress --no-evaluate"
+    assert main(shlex.split(f"train single --data bad --skip-bad {quick} --folder {tmp_path / 'run'}")) == 0
+    assert "skipped, cannot read 2 of 8 images: bad/cat/broken.png" in capsys.readouterr().err

@@ -14,6 +14,13 @@ from covey.errors import CoveyError, reason, suggest
 from covey.extras import explained, load
 from covey.files import DRAFT
 
+_GO_ON = {
+    "train": "; `covey train --resume FOLDER` goes on from the last checkpoint, if there is one",
+    "compare": "; the same command goes on with what is not done",
+    "reproduce": "; the same command goes on with what is not done",
+}
+"""What to do after Ctrl-C, by command."""
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 for success, 2 for a mistake in what was asked, 1 for a fault."""
@@ -28,7 +35,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return _failed(explained(error), 2, verbose)
     except KeyboardInterrupt:
-        print("covey: stopped; `--resume` goes on from the last checkpoint", file=sys.stderr)
+        print(f"covey: stopped{_GO_ON.get(words[0], '')}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads has read enough
         sys.stdout = None

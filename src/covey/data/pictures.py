@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from covey.data.raw import Raw
 from covey.errors import DataError
 from covey.extras import load
 from covey.files import is_ordinary
+
+_log = logging.getLogger("covey")
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 MOST_PIXELS = 89_478_485  # where Pillow begins to warn: a quarter of a GiB in three channels
@@ -186,6 +189,7 @@ def read_folder(folder: Path, size: Size, *, skip_bad: bool = False) -> Raw:
         )
     if bad:
         notes.append(f"skipped, {_listed(paths, bad)}")
+        _log.warning("%s", notes[-1])
     parts = _dealt(images, labels, bad)
     return Raw(parts, "classification", classes, notes=tuple(notes))
 
