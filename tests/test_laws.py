@@ -33,7 +33,7 @@ OPTIONS: dict[str, covey.Method] = {
     "mc-dropout": covey.MCDropout(members=M, p=0.3),
     "low-rank": covey.LowRank(members=M, rank=2, base=1.0),
     "shared-low-rank": covey.SharedLowRank(members=M, rank=2),
-    "packed": covey.Packed(members=M, alpha=M / 2),
+    "packed": covey.Packed(members=M, alpha=M / 2, tolerance=0.6),
     "hypernetwork": covey.Hypernetwork(members=M, linear=True, budget=6.0),
     "mixture": covey.Mixture(members=M, linear=True, singles="bank", budget=6.0),
     "superweights": covey.SuperWeights(members=M, linear=True, budget=6.0),

@@ -935,7 +935,7 @@ def perceiver() -> nn.Module:
 # --- others -----------------------------------------------------------------------------------------------
 
 
-@plain("other", lambda: torch.randn(BATCH, 3, 10))
+@plain("other", lambda: torch.randn(BATCH, 3, 10), unscaled=(9,))
 def pointnet() -> nn.Module:
     def forward(net: Any, points: Tensor) -> Tensor:
         turned = torch.bmm(net.turn(points.amax(2)).view(-1, 3, 3), points)

@@ -71,7 +71,8 @@ def test_heads_scale_with_the_embedding() -> None:
     assert (half.num_heads, half.head_dim, half.qkv.out_features) == (2, 4, 24)
     kept = narrow(attention, 0.5, x, heads="keep").network[1]
     assert (kept.num_heads, kept.head_dim, kept.scale) == (4, 2, 2**-0.5)
-    small = narrow(attention, 0.625, x)  # 2.5 heads and 10 channels become 3 heads and 12 channels
+    # 2.5 heads and 10 channels become 3 heads and 12 channels
+    small = narrow(attention, 0.625, x, tolerance=0.5)
     assert (small.network[1].num_heads, small.network[1].head_dim) == (3, 4)
     assert small.rounded["1.num_heads"] == (4, 2.5, 3)
     with pytest.raises(
@@ -87,7 +88,21 @@ def test_widths_round_up() -> None:
     assert shapes(small.network)["0.weight"] == (134, 13)
     assert small.rounded["0.weight (axis 0)"] == (200, pytest.approx(400 / 3), 134)
     grouped = nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.Conv2d(12, 2, 3))
-    assert shapes(narrow(grouped, 0.5, torch.zeros(2, 3, 8, 8)).network)["0.weight"] == (8, 3, 3, 3)
+    x = torch.zeros(2, 3, 8, 8)
+    assert shapes(narrow(grouped, 0.5, x, tolerance=0.4).network)["0.weight"] == (8, 3, 3, 3)
+    with pytest.raises(
+        ConversionError, match=r"33% more.*'0.weight \(axis 0\)'.*should have 6, and would have 8"
+    ):
+        narrow(grouped, 0.5, x)
+
+
+def test_parameters_are_compared_with_widths_that_are_not_rounded() -> None:
+    """Of 7 units at a half each has 4, a seventh more than it should."""
+    mlp = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
+    x = torch.zeros(2, 5)
+    assert shapes(narrow(mlp, 0.5, x, tolerance=0.15).network)["0.weight"] == (4, 5)
+    with pytest.raises(ConversionError, match=r"13% more.*should have 3.5, and would have 4.*tolerance"):
+        narrow(mlp, 0.5, x)
 
 
 def test_it_widens_too() -> None:

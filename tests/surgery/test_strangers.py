@@ -245,6 +245,21 @@ WORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, 
         lambda: torch.randn(4, 3, 20),
         {"turn.weight": (9, 3), "first.weight": (64, 3, 1)},
     ),
+    "the nine numbers of a rotation are no width, however small the rest": (
+        lambda: Own(_turned, turn=nn.Linear(3, 9), first=nn.Conv1d(3, 8, 1), head=nn.Linear(8, 5)),
+        lambda: torch.randn(4, 3, 20),
+        {"turn.weight": (9, 3), "first.weight": (4, 3, 1)},
+    ),
+    "inputs in the order of a list": (
+        lambda: Own(
+            lambda net, x: net.head(net.first(x[:, net.order])),
+            first=nn.Linear(6, 16),
+            order=torch.tensor([5, 0, 1, 4, 3, 2]),
+            head=nn.Linear(16, 5),
+        ),
+        lambda: torch.randn(4, 6),
+        {"first.weight": (8, 6)},
+    ),
 }
 
 

@@ -53,8 +53,8 @@ class Packed(Method):
         slices: with "slice", whether channels are dealt by "importance" (their squared weights) or at "random".
         heads: what happens to the number of attention heads: "round" scales it, rounding up; "exact" demands that it
             comes out whole; "keep" leaves it. Head width follows.
-        tolerance: how many more parameters members may have than widths of exactly alpha / M would give; more is an
-            error that names the layer.
+        tolerance: how many more parameters members may have than widths of exactly alpha / M, not rounded, would give
+            (0.1 is 10 %); more is an error that names the layer.
         narrow: the narrow network, if the user would rather build it than have it found; alpha and subgroups then
             say nothing.
     """

@@ -18,12 +18,10 @@ from covey.surgery.equations import System
 from covey.surgery.probe import Probe
 from covey.surgery.recording import SizeOf
 from covey.surgery.sizes import formula_of
-from covey.surgery.widths import Chosen, sizes_for, whole, widths_of_heads
+from covey.surgery.widths import Chosen, sizes_for, widths_of_heads
 
-# A width below this may be rounded up by a half, as heads and groups need, without being counted as too large.
-FEW = 16
-
-COORDINATES = 4  # a number in the network's code up to this counts coordinates or colours, not channels
+# Numbers in the network's code that count coordinates or colours, or a rotation's nine numbers, and not channels.
+COORDINATES = (2, 3, 4, 9)
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,7 @@ class Bound:
 
     Args:
         parameters: how many it has.
-        wished: how many it would have if every hidden width were `ratio` times the original's, rounded up to a whole
-            number (and one of less than 16 channels to what divides).
+        wished: how many it would have if every hidden width were `ratio` times the original's, not rounded.
         tensor: the name of the parameter that exceeds its share most.
         axis: which of its axes does.
         sizes: that axis's size in the original network, as it should be, and as it is.
@@ -60,7 +57,7 @@ def measure(
 ) -> Bound:
     """Count the parameters of the narrow network and those that it should have."""
     size_of = sizes_for(system, chosen)
-    wished_of = _wished_sizes(found, system, chosen, ratio)
+    wished_of = _wished_sizes(found, system, ratio)
     parameters, wished = 0, 0.0
     worst, worst_name = -1.0, ""
     for name, _ in network.named_parameters():
@@ -75,20 +72,14 @@ def measure(
     return Bound(parameters, wished, worst_name, axis, its_sizes)
 
 
-def _wished_sizes(found: Probe, system: System, chosen: Chosen, ratio: float) -> Callable[[int], float]:
+def _wished_sizes(found: Probe, system: System, ratio: float) -> Callable[[int], float]:
     """A function from a size to what it should be, in a network whose code cuts and fixes nothing."""
     free = system.wished or system
     values: dict[Symbol, float] = dict(system.original)
     for symbol in free.widths - free.groups - widths_of_heads(found, free):
-        size = ratio * system.original[symbol]
         is_cut, _ = system.fixed.get(symbol, (True, None))
-        if not is_cut and system.original[symbol] <= COORDINATES:
-            size = system.original[symbol]
-        elif symbol not in free.heads:
-            least = whole(size)
-            most = min(FEW, max(least + 2, 3 * least // 2))
-            size = max(least, min(chosen.get(symbol, 0), most))
-        values[symbol] = size
+        if is_cut or system.original[symbol] not in COORDINATES:
+            values[symbol] = ratio * system.original[symbol]
     known: dict[Expr, float] = {}
 
     def wished_of(size: int) -> float:

@@ -40,6 +40,20 @@ def check_runs(
     Raises:
         ConversionError: it does not; the message names the module and line.
     """
+    check_answers(small, network, args, kwargs, output)
+    in_training = problem_in_training(small, network, args, kwargs, output)
+    if in_training is not None:
+        raise in_training
+
+
+def check_answers(
+    small: nn.Module,
+    network: nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+    output: Output = None,
+) -> None:
+    """What `check_runs` checks, but for train mode."""
     _check_ties(small, network)
     batch = _batch_size((args, kwargs))
     for wanted in (batch, batch + 1):
@@ -54,9 +68,6 @@ def check_runs(
         except Exception as problem:
             raise _does_not_run(problem, small, wanted) from problem
         _check_shapes(got, expected)
-    in_training = problem_in_training(small, network, args, kwargs, output)
-    if in_training is not None:
-        raise in_training
 
 
 def problem_in_training(

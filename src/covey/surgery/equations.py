@@ -69,7 +69,8 @@ class System:
     def _solution(self, symbol: Symbol) -> Expr:
         """What a symbol was solved as, brought up to date, so that long chains are walked once."""
         value = self.solved[symbol]
-        if not value.free_symbols.isdisjoint(self.solved):
+        # the dictionary's side asks: a set would go through all that is solved
+        if not self.solved.keys().isdisjoint(value.free_symbols):
             value = self.resolve(value)
             self.solved[symbol] = value
         return value

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import arguments
 from covey.surgery.bound import Bound, check_bound, measure
-from covey.surgery.checks import check_runs, problem_in_training
+from covey.surgery.checks import check_answers, problem_in_training
 from covey.surgery.edits import Edits, apply_edits
 from covey.surgery.equations import System, eliminate
 from covey.surgery.probe import Probe, probe
@@ -70,7 +70,7 @@ def narrow(
         heads: the number of attention heads is scaled and rounded up ("round"), must come out whole ("exact"), or is
             left alone ("keep"). Head width follows, so that heads x head width is ratio x the original's.
         tolerance: how many more parameters the narrow network may have than hidden widths of exactly ratio x the
-            original's, rounded up to whole numbers, would give.
+            original's, not rounded, would give.
         output: picks the answer out of what the network returns; its sizes stay.
 
     Raises:
@@ -87,11 +87,15 @@ def narrow(
         )
     found = probe(network, args, kwargs, output)
     narrowed = _narrowed(network, found, args, kwargs, ratio, groups, heads, tolerance)
-    if problem_in_training(narrowed.network, network, args, kwargs, output) is not None:
+    problem = problem_in_training(narrowed.network, network, args, kwargs, output)
+    if problem is not None:
         # in train mode it does something else, which ties other sizes together (a draw that both of its parts enter)
         found = probe(network, args, kwargs, output, in_training=True)
         narrowed = _narrowed(network, found, args, kwargs, ratio, groups, heads, tolerance)
-    check_runs(narrowed.network, network, args, kwargs, output)
+        problem = problem_in_training(narrowed.network, network, args, kwargs, output)
+    check_answers(narrowed.network, network, args, kwargs, output)
+    if problem is not None:
+        raise problem
     return narrowed
 
 

@@ -349,11 +349,19 @@ def _index(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list
     for axis in indices:
         _fix(facts, args[0], sizes[axis])
     looked_up = broadcast(facts.recorder, [sizes_of(index) for index in indices.values()])
+    looked_up = _picked(facts, [sizes[axis] for axis in indices], looked_up)
     kept = [size for axis, size in enumerate(sizes) if axis not in indices]
     first, last = min(indices), max(indices)
     is_together = last - first + 1 == len(indices)
     place = first if is_together else 0
     return [(*kept[:place], *looked_up, *kept[place:])]
+
+
+def _picked(facts: Facts, axes: Sequence[int], looked_up: Sizes) -> Sizes:
+    """How many a list of indices picks; of an axis of the data, by a list that is a constant, that is data too."""
+    if not all(facts.recorder.is_data(size) for size in axes):
+        return looked_up
+    return tuple(size if isinstance(size, Size) else facts.recorder.from_data(size) for size in looked_up)
 
 
 def _index_put(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
@@ -369,7 +377,7 @@ def _index_along_axis(facts: Facts, args: tuple, kwargs: Named, made: list[Tenso
     sizes = list(sizes_of(args[0]))
     axis = _axis(args, kwargs)
     _fix(facts, args[0], sizes[axis])
-    (sizes[axis],) = sizes_of(args[2]) or (1,)
+    (sizes[axis],) = _picked(facts, [sizes[axis]], sizes_of(args[2]) or (1,))
     return [tuple(sizes)]
 
 
