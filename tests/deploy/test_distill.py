@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import covey
 from covey.deploy.distilling import _gaussian_divergence
-from covey.errors import DataError, OptionError
+from covey.errors import DataError, EvaluationError, OptionError
 
 QUIET = covey.Machine(accelerator="cpu", progress=False)
 RECIPE = covey.Recipe(epochs=40, batch=32, lr=0.2, decay=0.0)
@@ -136,3 +137,22 @@ def test_mistakes_are_told(
 ) -> None:
     with pytest.raises(error, match=said):
         covey.distill(teacher, network(), data(*samples(32)), RECIPE, machine=QUIET, **options)  # type: ignore
+
+
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_a_student_with_other_outputs(teacher: covey.Ensemble, outputs: int) -> None:
+    with pytest.raises(
+        OptionError, match=f"the student gives {outputs} outputs per sample and the teacher 3"
+    ):
+        covey.distill(teacher, network(outputs), samples(32), RECIPE, machine=QUIET)
+
+
+def test_a_teacher_that_cannot_answer(teacher: covey.Ensemble) -> None:
+    x, y = samples(32)
+    with pytest.raises(DataError, match="does not take the data's inputs"):
+        covey.distill(teacher, network(), (x[:, :2], y), RECIPE, machine=QUIET)
+    broken = copy.deepcopy(teacher)
+    with torch.no_grad():
+        next(iter(broken.parameters())).fill_(torch.nan)
+    with pytest.raises(EvaluationError, match="the teacher's answers to the training data are NaN"):
+        covey.distill(broken, network(), (x, y), RECIPE, machine=QUIET)

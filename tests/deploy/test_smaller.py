@@ -173,6 +173,7 @@ def test_soup_says_that_networks_share_no_basin() -> None:
     ("call", "said"),
     [
         (lambda ens, data: covey.select_members(ens, data, keep=9), "from 1 to 3"),
+        (lambda ens, data: covey.select_members(ens, data, keep=1.5), "from 1 to 3"),
         (lambda ens, data: covey.select_members(ens, data, score="f1"), "score is one of"),
         (lambda ens, data: covey.select_members(ens, data, score="rmse"), "score is 'nll' or 'accuracy'"),
         (lambda ens, data: covey.soup([], data), "at least one"),

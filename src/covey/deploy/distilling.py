@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from covey.combine import gaussian
 from covey.data import Data, Split, adapt
 from covey.ensemble import Ensemble
-from covey.errors import DataError, OptionError
+from covey.errors import DataError, EvaluationError, OptionError
 from covey.losses import PerMember
 from covey.method import Method, Training
-from covey.networks.calls import arguments
+from covey.networks.calls import arguments, inputs_explained
 from covey.options import check_above, check_between
 from covey.tensors import moved
 from covey.train import History, Machine, Recipe, fit
@@ -142,8 +142,7 @@ def _answers(ensemble: Ensemble, data: Data, temperature: float, truth: float, *
     found = []
     with ensemble.evaluating():
         for inputs, targets in data.train.in_order(_BATCH):
-            args, kwargs = arguments(moved(data.prepare(inputs), device))
-            outputs = ensemble(*args, **kwargs).float().cpu()
+            outputs = _asked(ensemble, moved(data.prepare(inputs), device))
             answer = _TAUGHT[ensemble.task](outputs, temperature)
             if not per_member:
                 answer = _AVERAGED[ensemble.task](answer)[None]
@@ -152,6 +151,19 @@ def _answers(ensemble: Ensemble, data: Data, temperature: float, truth: float, *
                 answer = (1 - truth) * answer + truth * sure
             found.append(answer.movedim(0, 1) if per_member else answer[0])
     return torch.cat(found)
+
+
+def _asked(ensemble: Ensemble, inputs: Any) -> Tensor:
+    """The teacher's outputs, (M, B, ...); those that nobody can learn from are refused."""
+    args, kwargs = arguments(inputs)
+    with inputs_explained(inputs):
+        outputs = ensemble(*args, **kwargs).float().cpu()
+    if not outputs.isfinite().all():
+        raise EvaluationError(
+            "the teacher's answers to the training data are NaN or infinite: its training diverged, or the inputs are "
+            "not finite."
+        )
+    return outputs
 
 
 # --- by task: what members teach, (M, B, ...); how it is averaged; and the loss of a student ------------------------
@@ -183,6 +195,11 @@ def _mixture(moments: Tensor) -> Tensor:
 
 def _soft_cross_entropy(temperature: float) -> Any:
     def lesson(outputs: Tensor, goal: Tensor) -> Tensor:
+        if outputs.shape != goal.shape:
+            raise OptionError(
+                f"the student gives {outputs.shape[-1]} outputs per sample and the teacher {goal.shape[-1]}; give it "
+                "as many."
+            )
         each = -(goal * (outputs / temperature).log_softmax(-1)).sum(-1)
         return temperature**2 * each
 

@@ -53,7 +53,7 @@ def select_members(
         repeats: whether a member may be chosen more than once.
         score: "nll", "accuracy", or for regressions "rmse".
     """
-    if keep is not None and not 1 <= keep <= ensemble.members:
+    if keep is not None and keep not in range(1, ensemble.members + 1):
         raise OptionError(f"keep is a number of members from 1 to {ensemble.members}; got {keep}.")
     if not ensemble.differ:
         raise OptionError("members have no tensors of their own, so there is nothing to choose between.")
