@@ -115,3 +115,8 @@ def test_targets_of_the_wrong_shape_are_refused() -> None:
         covey.loss(torch.randn(3, 5, 2), torch.zeros(4, dtype=torch.long))
     with pytest.raises(OptionError, match="'cross-entropy', 'binary', 'gaussian' or 'mse'; got 'x'"):
         covey.loss(torch.randn(3, 5, 2), torch.zeros(5, dtype=torch.long), kind="x")
+
+
+def test_a_plain_networks_logits_are_refused_and_not_taken_for_members():
+    with pytest.raises(OptionError, match=r"shape \(16, 3\).*For a plain network's logits .*cross_entropy"):
+        covey.loss(torch.randn(16, 3), torch.zeros(16, dtype=torch.long))

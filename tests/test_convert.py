@@ -289,3 +289,10 @@ def test_calls_with_wrong_members_are_refused() -> None:
         ens(torch.randn(3, 4), per_member=True)
     with pytest.raises(OptionError, match="'auto', 'loop', .*; got 'fast'"):
         ens.run = "fast"
+
+
+def test_a_way_of_training_is_given_to_fit():
+    with pytest.raises(
+        OptionError, match=r"LatePhase is a way of training.* covey\.fit\(network, data, method=LatePhase"
+    ):
+        covey.convert(nn.Linear(2, 2), covey.LatePhase(), example=torch.zeros(1, 2))
