@@ -139,12 +139,9 @@ def test_mistakes_are_told(
         covey.distill(teacher, network(), data(*samples(32)), RECIPE, machine=QUIET, **options)  # type: ignore
 
 
-@pytest.mark.parametrize("outputs", [1, 5])
-def test_a_student_with_other_outputs(teacher: covey.Ensemble, outputs: int) -> None:
-    with pytest.raises(
-        OptionError, match=f"the student gives {outputs} outputs per sample and the teacher 3"
-    ):
-        covey.distill(teacher, network(outputs), samples(32), RECIPE, machine=QUIET)
+def test_a_student_with_other_outputs(teacher: covey.Ensemble) -> None:
+    with pytest.raises(OptionError, match="the student gives 5 outputs per sample and the teacher 3"):
+        covey.distill(teacher, network(5), samples(32), RECIPE, machine=QUIET)
 
 
 def test_a_teacher_that_cannot_answer(teacher: covey.Ensemble) -> None:
