@@ -145,6 +145,7 @@ def test_numbers_that_are_not_images(pets):
         ([5], "row 0: expected a list or an object; got a number"),
         ([[None, 1.6, "cook", "2021-01-01"]], "column 'age': no value was missing in training"),
         ([["25", 1.6, "cook", "2021-01-01"]], "column 'age': expected a number; got the text '25'"),
+        ([[True, 1.6, "cook", "2021-01-01"]], "column 'age': expected a number; got true or false"),
         ([[[25], 1.6, "cook", "2021-01-01"]], "expected one value; got a list of 1"),
         ([[10**400, 1.6, "cook", "2021-01-01"]], "expected a finite number"),
         ([[1e300, 1.6, "cook", "2021-01-01"]], "too large"),
@@ -244,6 +245,15 @@ def test_tensors_that_do_not_fit(pets, change, words):
     answer = pets.post("/v2/models/pets/infer", json={"inputs": [sent]})
     assert answer.status_code == (413 if change.get("shape") == [128] else 422)
     assert words in answer.json()["error"]
+
+
+def test_a_tensor_that_is_there_twice(pets):
+    sent = {"name": "x", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": [0.5] * 64}
+    answer = pets.post("/v2/models/pets/infer", json={"inputs": [sent, sent]})
+    assert (answer.status_code, answer.json()["error"]) == (
+        422,
+        "input 'x' is there twice; expected one tensor of each name",
+    )
 
 
 def test_paths_about_the_service(pets):

@@ -358,8 +358,8 @@ def read_network(folder: Path, ensemble: Ensemble, code: str | None = None) -> n
     """
     stored = read_settings(folder)
     origin = origin_of(ensemble.skeleton())
-    if code is None and BY_FIT in stored and origin is not None:
-        return names.rebuild(origin)
+    if origin is not None:
+        return names.rebuild(origin)  # stored with the run, unlike a folder of pretrained weights
     network = settings_of(stored).network
     if code is not None:
         network = replace(network, network=code).absolute()

@@ -59,6 +59,8 @@ def read_infer(payload: Any, model: Model, limits: Limits) -> Tensor:
     for entry in given:
         name, datatype, array = _tensor(entry)
         check_count(len(array), limits)
+        if name in tensors:
+            raise RefusedError(422, f"input {name!r} is there twice; expected one tensor of each name")
         tensors[name] = (datatype, array)
     if model.columns:
         return _table(tensors, model)

@@ -198,6 +198,8 @@ def _cell(value: Any, spec: Mapping[str, Any], row: int) -> Any:
     if spec["kind"] == "number":
         if isinstance(value, str):
             raise RefusedError(422, f"{where}: expected a number; got the text {value[:40]!r}")
+        if isinstance(value, bool):
+            raise RefusedError(422, f"{where}: expected a number; got true or false")
         return _finite(value, where)
     if spec["kind"] == "date" and not isinstance(value, str):
         raise RefusedError(422, f"{where}: expected a date as text ({spec['format']}); got {_kind(value)}")
