@@ -156,7 +156,6 @@ DATA = [
     ("data head.csv --target y", "there are no samples"),
     ("data nothing.csv --target y", "cannot read the table nothing.csv: it is empty"),
     ("data latin.csv --target y", "byte 2 .0xf6. is not UTF-8; save the table as UTF-8"),
-    ("data uci/yacht --split -1", "uci/yacht has the splits 0 to 19; got --split -1"),
     ("data digits --target y", "a target is a column of a table"),
 ]
 
@@ -218,6 +217,12 @@ RUNS = [
     ("serve run --port 99999999", "--port is a number from 0"),
     ("serve run --port abc", "--port is a whole number; got 'abc'"),
     ("serve run --defer -3", "--defer is a finite number of at least 0"),
+    ("bench", r"covey bench needs FOLDER"),
+    ("bench run --repeats x", "--repeats is a whole number; got 'x'"),
+    ("bench run table", "covey bench has no use for 'table'"),
+    ("distill", "takes the folder of a run that teaches"),
+    ("distill nowhere", "nowhere is no finished run"),
+    ("distill run --folder run", "--folder run is the teacher's own; choose another for the student"),
     ("export", r"covey export needs FOLDER"),
     ("export run --to pdf", "--to is one of onnx, pt2; got 'pdf'"),
     ("export nowhere --to onnx", "nowhere is no finished run"),
@@ -330,7 +335,9 @@ def test_a_mistake_is_one_line_for_a_person(typed, answer, place, capsys, monkey
 def test_there_are_many_and_no_two_alike():
     typed = [words for words, _ in [*TRAIN, *IDLE, *DATA, *NETWORKS, *RUNS, *COMPARE]]
     assert len(set(typed)) == len(typed) > 150
-    commands = "train compare evaluate predict serve export methods networks data reproduce show"
+    commands = (
+        "train compare evaluate predict serve bench distill export methods networks data reproduce show"
+    )
     assert {words.split()[0] for words in typed} == {*commands.split(), "nonesuch"}
 
 

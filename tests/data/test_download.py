@@ -16,9 +16,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+import requests
 
 from covey.data import KNOWN, catalogue, known, load
-from covey.data.download import Remote, fetch
+from covey.data.download import Remote, _cause, fetch
 from covey.errors import DataError
 
 download = sys.modules["covey.data.download"]  # the package's attribute of this name is the function
@@ -331,3 +332,10 @@ def test_an_archive_without_the_files(server, tmp_path, monkeypatch):
     local(monkeypatch, "cifar100", Remote((server + "/enwik8.zip",), None, "", archive=True))
     with pytest.raises(DataError, match=r"the download did not bring cifar-100-binary/train.bin"):
         load("cifar100", tmp_path)
+
+
+def test_a_server_that_cannot_be_reached_is_told_in_the_systems_words():
+    error = requests.ConnectionError("HTTPSConnectionPool(host='x', port=443): Max retries exceeded")
+    error.__context__ = OSError(-2, "Name or service not known")
+    assert _cause(error) == " (name or service not known)"
+    assert _cause(requests.ConnectionError("reset")) == ""

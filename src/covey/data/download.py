@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from covey.errors import DataError
+from covey.errors import DataError, reason
 from covey.extras import load
 
 WINDOW, LEAST = 60.0, 64 * 1024
@@ -148,8 +148,17 @@ def _download(url: str, file: Path, progress: bool) -> str | None:
     if isinstance(error, requests.HTTPError):
         return f"expected the file, got an HTTP error ({error})"
     if isinstance(error, requests.RequestException):
-        return f"expected the whole file, got {_size(file)} bytes before the connection failed ({error})"
+        return f"expected the whole file, got {_size(file)} bytes before the connection failed{_cause(error)}"
     return f"expected the file, got {_size(file)} bytes and {type(error).__name__} ({error})"
+
+
+def _cause(error: BaseException | None) -> str:
+    """What the system said, which stands innermost in an error of the library that asked it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return f" ({reason(error)})"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _stream(url: str, file: Path, progress: bool, given_up: threading.Event) -> None:
