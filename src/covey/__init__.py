@@ -14,6 +14,7 @@ from covey.layout import Layout
 from covey.losses import loss
 from covey.method import Method, Share, Training, Turn
 from covey.parameterization import Group, Parameterization
+from covey.quantiles import QuantileAnswer, Quantiles
 from covey.registry import METHODS, TRAININGS, register
 from covey.store import load, save
 from covey.version import __version__
@@ -83,6 +84,8 @@ __all__ = [
     "Packed",
     "Parameterization",
     "Prediction",
+    "QuantileAnswer",
+    "Quantiles",
     "Recipe",
     "Regression",
     "Replicate",

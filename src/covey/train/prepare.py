@@ -29,6 +29,7 @@ from covey.method import Method, Training, Turn
 from covey.methods.replicate import Replicate
 from covey.networks.calls import arguments, inputs_explained, pick
 from covey.networks.modes import evaluating
+from covey.quantiles import Quantiles
 from covey.seeds import random_state_kept
 from covey.tensors import moved
 from covey.train import checkpoint, ranks
@@ -211,6 +212,8 @@ def make_job(
         )
     loss = _loss(given[0], data, recipe)
     task = TASKS.get(data.task) or {"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification")
+    if isinstance(own.loss, Quantiles):
+        task = "regression"  # two levels are no mean and variance
     if isinstance(network, Ensemble) and own.loss is None:
         _check_task(network, task, data)
     return Job(

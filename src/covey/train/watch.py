@@ -18,6 +18,7 @@ from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
 from covey.extras import load
 from covey.networks.calls import arguments
+from covey.quantiles import Quantiles
 from covey.seeds import reseed, seed_of
 from covey.tensors import moved
 from covey.train.samples import check_read, fault
@@ -119,6 +120,8 @@ def _regression(answer: Regression, targets: Tensor, job: Job) -> dict[str, Any]
     """Sums over a batch of numbers (B, D), in their own unit."""
     variance = answer.member_variance
     answer = Regression(answer.member_mean.float(), None if variance is None else variance.float())
+    if isinstance(job.loss, Quantiles):
+        answer = Regression(job.loss.centre(answer.member_mean))
     scale = job.data.target_normalisation
     unit = torch.ones(1) if scale is None else torch.tensor(scale.std)
     unit = unit.to(targets.device, torch.float64)

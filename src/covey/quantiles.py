@@ -1,0 +1,167 @@
+"""Quantile regression: a network with an output for each level, the pinball loss, and what members say together.
+
+    loss(q, y) = max(tau (y - q), (tau - 1) (y - q))        its minimum is the tau-quantile of y (Koenker, Bassett 1978)
+
+An ensemble's quantile is the mean of its members'. Levels that cross are put in order, which never makes the pinball
+loss larger (Chernozhukov et al., 2010). `conformal` widens the outermost pair so that it holds a share of new targets
+whatever the network is worth (Romano et al., 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from covey.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Levels of quantiles, which a network has one output each for; called, it is the loss for `covey.fit(loss=...)`.
+
+    Args:
+        levels: between 0 and 1, rising, at least one.
+
+    >>> pinball = Quantiles((0.1, 0.9))
+    >>> float(pinball(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0]])))
+    0.5
+    """
+
+    levels: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(map(float, self.levels)))
+        inside = all(0 < level < 1 for level in self.levels)
+        rising = all(low < high for low, high in zip(self.levels, self.levels[1:], strict=False))
+        if not self.levels or not inside or not rising:
+            raise OptionError(
+                f"levels are between 0 and 1 and rise, such as (0.05, 0.5, 0.95); got {self.levels}."
+            )
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean pinball loss of outputs (..., Q) for targets (..., 1) or (...)."""
+        return self.losses(outputs, targets).mean()
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The pinball loss of each output, (..., Q)."""
+        if outputs.shape[-1:] != (len(self.levels),):
+            raise OptionError(
+                f"the network gives outputs of shape {tuple(outputs.shape)}; {len(self.levels)} quantiles need as many "
+                "on the last axis."
+            )
+        if targets.ndim < outputs.ndim:
+            targets = targets.unsqueeze(-1)
+        if targets.shape != (*outputs.shape[:-1], 1):
+            raise OptionError(
+                f"targets have shape {tuple(targets.shape)}; expected one number for each sample, "
+                f"{(*outputs.shape[:-1], 1)}."
+            )
+        levels = torch.tensor(self.levels, dtype=outputs.dtype, device=outputs.device)
+        error = targets - outputs
+        return torch.maximum(levels * error, (levels - 1) * error)
+
+    def centre(self, outputs: Tensor) -> Tensor:
+        """The level nearest to the median, or the mean of the two that are equally near, (..., 1)."""
+        away = [round(abs(level - 0.5), 9) for level in self.levels]
+        nearest = [place for place, distance in enumerate(away) if distance == min(away)]
+        return outputs[..., nearest].mean(-1, keepdim=True)
+
+    def answer(self, outputs: Tensor) -> QuantileAnswer:
+        """Members' outputs, (M, B, Q), as one answer."""
+        if outputs.ndim < 3 or outputs.shape[-1] != len(self.levels):
+            raise OptionError(
+                f"expected members' outputs (M, B, {len(self.levels)}), as ensemble(x) gives them; got "
+                f"{tuple(outputs.shape)}."
+            )
+        return QuantileAnswer(outputs, self)
+
+
+@dataclass(frozen=True)
+class QuantileAnswer:
+    """What members say together of each quantile.
+
+    Args:
+        members: their outputs, (M, B, ..., Q).
+        asked: the levels.
+        margin: added at both ends of the outermost pair, by `conformal`.
+    """
+
+    members: Tensor
+    asked: Quantiles
+    margin: float = 0.0
+
+    @cached_property
+    def quantiles(self) -> Tensor:
+        """The mean over members, in order, (B, ..., Q)."""
+        return self.members.mean(0).sort(-1).values
+
+    @property
+    def low(self) -> Tensor:
+        """The lowest quantile, less the margin, (B, ...)."""
+        return self.quantiles[..., 0] - self.margin
+
+    @property
+    def high(self) -> Tensor:
+        """The highest quantile and the margin, (B, ...)."""
+        return self.quantiles[..., -1] + self.margin
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance over members of each quantile: what they do not agree on, (B, ..., Q)."""
+        return self.members.var(0, correction=0)
+
+    @cached_property
+    def crossing(self) -> float:
+        """Share of samples whose mean quantiles were not in order before they were sorted."""
+        steps = self.members.mean(0).diff(dim=-1)
+        return float((steps < 0).any(-1).double().mean())
+
+    def scores(self, targets: Tensor) -> dict[str, float]:
+        """Mean pinball loss, coverage and width of the outermost pair, its nominal coverage, and the crossing share."""
+        targets = self._flat(targets)
+        inside = (self.low <= targets) & (targets <= self.high)
+        return {
+            "pinball": float(self.asked.losses(self.quantiles.double(), targets.double()[..., None]).mean()),
+            "nominal": self.asked.levels[-1] - self.asked.levels[0],
+            "coverage": float(inside.double().mean()),
+            "width": float((self.high - self.low).double().mean()),
+            "crossing": self.crossing,
+        }
+
+    def conformal(self, validation: QuantileAnswer, targets: Tensor, alpha: float = 0.1) -> QuantileAnswer:
+        """The same answer with a margin, so that `low` to `high` holds a new target with probability 1 - alpha or more.
+
+        The guarantee is on average over draws of validation and test data that are exchangeable.
+
+        Args:
+            validation: the answer on samples that were not trained on.
+            targets: theirs.
+            alpha: the share of misses allowed.
+        """
+        if not 0 < alpha < 1:
+            raise OptionError(f"alpha is between 0 and 1; got {alpha}.")
+        if validation.asked != self.asked or validation.margin:
+            raise OptionError("validation is an answer with the same levels, and without a margin.")
+        targets = validation._flat(targets)
+        outside = torch.maximum(validation.low - targets, targets - validation.high).flatten().double()
+        place = math.ceil((len(outside) + 1) * (1 - alpha))
+        if place > len(outside):
+            least = math.ceil(1 / alpha) - 1
+            raise OptionError(
+                f"{len(outside)} validation samples are too few for alpha={alpha:g}; it takes {least}."
+            )
+        margin = float(outside.sort().values[place - 1])
+        return QuantileAnswer(self.members, self.asked, margin)
+
+    def _flat(self, targets: Tensor) -> Tensor:
+        """Targets as the batch is shaped, (B, ...)."""
+        batch = self.members.shape[1:-1]
+        if targets.numel() != batch.numel():
+            raise OptionError(
+                f"targets have shape {tuple(targets.shape)}; the answer is for {tuple(batch)} samples."
+            )
+        return targets.reshape(batch).to(self.members)
