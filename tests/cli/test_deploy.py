@@ -79,7 +79,7 @@ def test_int8_data_of_another_shape(folder: Path, tmp_path: Path, capsys: pytest
     np.save(tmp_path / "x.npy", np.zeros((5, 9, 9), np.float32))
     words = ["export", str(folder), "--out", str(tmp_path / "a.onnx"), "--int8", str(tmp_path / "x.npy")]
     assert main(words) == 2
-    assert "the network was trained on (1, 8, 8)" in capsys.readouterr().err
+    assert "the network was trained on 1 x 8 x 8" in capsys.readouterr().err
     assert not (tmp_path / "a-int8.onnx").exists()
 
 

@@ -92,7 +92,7 @@ def test_what_is_refused(teacher: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (str(teacher), "multi-haed"): "there is no method 'multi-haed'",
         (str(teacher), "--truth", "2"): "truth is from 0 to 1",
         (str(teacher), "--folder", str(teacher)): "is the teacher's own",
-        (str(teacher), "--data", "wine"): "was trained on data with shape [4]",
+        (str(teacher), "--data", "wine"): "was trained on data with shape 4",
         (str(fitted),): "--data is missing",
     }
     for words, said in mistakes.items():
