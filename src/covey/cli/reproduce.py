@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +20,13 @@ from covey.cli import results as stored
 from covey.cli.compare import CompareFlags, PlannedRun, Results, execute, from_recipe, has_ended, planned_runs
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
-from covey.cli.settings import Settings
+from covey.cli.settings import Settings, parse_options
 from covey.cli.train import check_typed
 from covey.data.catalogue import KNOWN
 from covey.data.known import data_folder
 from covey.data.layouts import find
 from covey.method import Method
+from covey.zoo.sizes import SIZES as LISTED
 
 # training samples and sample shapes of the papers' sets, to say what a run costs without loading anything
 SIZES: dict[str, tuple[int, tuple[int, ...], int]] = {
@@ -195,25 +197,30 @@ def _verdict(file: RecipeFile, scale: str, speed: float) -> str:
 
 def _seconds(settings: Settings, speed: float) -> float | None:
     """Multiply-adds of all steps over those that this machine does in a second."""
-    name = settings.network.network
-    if name is None or settings.dataset.data not in SIZES:
-        return 60.0 if settings.dataset.data.startswith("uci") else None
-    samples, shape, classes = SIZES[settings.dataset.data]
+    name, data = settings.network.network, settings.dataset
+    if name is None or data.data not in SIZES:
+        return 60.0 if data.data.startswith("uci") else None
+    samples, shape, classes = SIZES[data.data]
     names = name.split("+")
-    flops = sum(_flops(each, shape, classes) for each in names)
-    samples = min(samples, settings.dataset.samples or samples, settings.dataset.train_samples or samples)
+    options = settings.network.network_option
+    work = sum(_multiply_adds(each, shape, classes, options) for each in names)
+    samples = min(samples, data.samples or samples, data.train_samples or samples)
     passes = _passes(settings) if len(names) == 1 else 1.0  # each member is one of the networks
-    return BACKWARD * flops / 2 * samples * settings.recipe.epochs * passes / speed
+    return BACKWARD * work * samples * settings.recipe.epochs * passes / speed
 
 
 @cache
-def _flops(name: str, shape: tuple[int, ...], classes: int) -> int:
-    """Of one forward pass of one sample."""
+def _multiply_adds(name: str, shape: tuple[int, ...], classes: int, options: tuple[str, ...]) -> float:
+    """Of one forward pass of one sample, about: that of the listed size, for images of another size by their area."""
     network = zoo.find(name)
+    if name in LISTED and not options and len(shape) == len(network.shape):
+        area = math.prod(shape[1:]) / math.prod(network.shape[1:])
+        return LISTED[name].multiply_adds * area
+    given = {**network.arguments_for(shape), **parse_options(options)}
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        made = zoo.create(name, classes=classes, **network.arguments_for(shape)).eval()
+        made = zoo.create(name, classes=classes, **given).eval()
         made(torch.zeros(1, *shape, dtype=torch.long if network.tokens else torch.float32))
-    return counter.get_total_flops()
+    return counter.get_total_flops() / 2
 
 
 def _passes(settings: Settings) -> float:
