@@ -147,7 +147,7 @@ def _ratio(row: Row, single: Row, cost: str) -> str:
 def promise_figure() -> str:
     """NLL and AUROC against multiply-adds, with single networks of three widths as a curve."""
     found = read(PROMISE)
-    if found is None:
+    if found is None or len(rows(found)) < 3:  # a curve needs more than one point
         return waiting(PROMISE)
     table = rows(found)
     paths = []
@@ -226,7 +226,8 @@ def tables() -> str:
             method, _, data = label.rpartition(" data=")
             if data in sets:
                 sets[data][method] = row
-    if not sets:
+    sets = {data: by_method for data, by_method in sets.items() if len(by_method) > 1}
+    if not sets:  # nothing to compare yet
         return "\n".join(origins)
     methods = list(dict.fromkeys(method for by_method in sets.values() for method in by_method))
     parts = []
