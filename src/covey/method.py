@@ -161,6 +161,11 @@ class Method:
         """Forward passes of the network that one minibatch costs in training, where all members see it."""
         return self.forward_passes
 
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Options that change nothing beside the others, each with the setting that it is for, as a flag."""
+        return {}
+
     # --- training -------------------------------------------------------------------------------------------
 
     def share_out(self, layout: Layout, samples: int, generator: torch.Generator | None = None) -> Share:
@@ -225,3 +230,8 @@ class Training:
     def training_passes(self) -> float:
         """Forward passes of the network that one minibatch costs in training."""
         return 1.0
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """Options that change nothing beside the others, each with the setting that it is for, as a flag."""
+        return {}

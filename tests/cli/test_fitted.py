@@ -85,7 +85,7 @@ def test_what_cannot_be_known_is_refused(covey, fitted, tmp_path):
     np.savez(tmp_path / "odd.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 7]))
     for words, told in (
         (("predict", "run", "new.csv"), "were made into them is not known"),
-        (("predict", "run", "wide.npy"), "inputs of shape (5,); the network was trained on (3,)"),
+        (("predict", "run", "wide.npy"), "inputs of shape 5; the network was trained on 3"),
         (("predict", "run", "whole.npy"), "type uint8; the network was trained on float32"),
         (("evaluate", "run", "--data", "odd.npz"), "y has the class 7; the network knows 0 to 1"),
         (("evaluate", "run", "--data", "wide.npy"), "expected an .npz file with inputs x and answers y"),

@@ -51,7 +51,10 @@ TRAIN = [
     ("train single --seed 99999999999999999999", "seed is a whole number of at most 64 bits"),
     ("train single --optimizer sdg", "--optimizer is one of sgd, adam, adamw, lamb; got 'sdg'"),
     ("train single --precision 8", "--precision is one of 32-true, bf16-mixed, 16-mixed; got '8'"),
-    ("train single --precision 16-mixed", "--precision 16-mixed needs a GPU.*--precision bf16-mixed"),
+    (
+        "train single --accelerator cpu --precision 16-mixed",
+        "--precision 16-mixed needs a GPU.*--precision bf16-mixed",
+    ),
     ("train single --accelerator tpu", "accelerator is 'auto', 'cpu', 'cuda' or 'mps'; got 'tpu'"),
     ("train single --accelerator cuda", "torch sees no such device on this machine"),
     ("train single --devices 0", "devices is a whole number of at least 1"),
@@ -96,6 +99,10 @@ IDLE = [
     ("train single --samples 90 --train-samples 50", "the training part alone; choose one"),
     ("compare --methods single --choose nll", "it is for --keep best or --patience"),
     ("compare --methods single --scale small", "--scale is the size of a recipe file"),
+    (
+        "train batch-ensemble --init ones --spread 0.3",
+        "--spread changes nothing here: it is for --init normal",
+    ),
     ("train batch-ensemble --positive 0.3", "--positive changes nothing here: it is for --init sign"),
     (
         "compare --methods single --flatness 9 --data n.csv --target y",

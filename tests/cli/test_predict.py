@@ -84,8 +84,8 @@ def test_batches_of_nothing(predict, batch):
         (np.array(["a", "b"]), "x holds words (<U1); expected numbers"),
         (np.full((2, 8, 8), "a"), "x holds words"),
         (np.array(3.0), "x has shape (); expected (N, D)"),
-        (np.zeros(8), "x has shape (8,)"),
-        (np.zeros((2, 8)), "has shape (2, 8); the network was trained on inputs of (1, 8, 8)"),
+        (np.zeros(8), "x has shape 8"),
+        (np.zeros((2, 8)), "has shape 2 x 8; the network was trained on inputs of 1 x 8 x 8"),
         (np.zeros((2, 8, 8), complex), "elements of type complex128"),
     ],
 )

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import covey
 from covey.data import Data, Split
-from covey.errors import CoveyError, EvaluationError
+from covey.errors import CoveyError, DataError, EvaluationError
 from covey.scores import evaluate
 from covey.scores.held_out import held_out
 
@@ -243,7 +243,7 @@ def test_evaluating_leaves_every_layer_in_its_mode(frozen: bool) -> None:
     evaluate(net, (X, Y))
     assert (net.training, net[1].training, net[2].training) == (True, not frozen, True)
     assert torch.equal(net[1].running_mean, before)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(DataError, match="the network does not take the data's inputs"):
         evaluate(net, (X[:, :3], Y))
     assert (net.training, net[1].training) == (True, not frozen), (
         "an error leaves the modes as they were, too"

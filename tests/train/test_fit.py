@@ -344,7 +344,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_before_the_first_epoch(tmp_pat
     with pytest.raises(StoreError, match=r"cannot write to .*Choose another folder"):
         fit(mlp(), blobs(), LOOP, folder=tmp_path / "file" / "run", machine=QUIET)
     fit(mlp(), blobs(), LOOP, folder=tmp_path / "run", machine=QUIET)
-    with pytest.raises(StoreError, match=r"holds a run already.*--resume"):
+    with pytest.raises(StoreError, match=r"holds a run already.*resume=True"):
         fit(mlp(), blobs(), LOOP, folder=tmp_path / "run", machine=QUIET)
     usage = type("Usage", (), {"free": 1000})()
     with pytest.MonkeyPatch.context() as patch:

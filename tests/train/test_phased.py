@@ -101,7 +101,7 @@ def test_train_late_phase_from_the_command_line(tmp_path, capsys):
     words = ["train", "late-phase", "--network", "convnet", "--data", "digits", "--members", "3"]
     assert main([*words, "--epochs", "2", "--folder", str(folder), "--start", "1"]) == 0
     size = sum(p.numel() for p in zoo.create("convnet", classes=10, channels=1, image_size=8).parameters())
-    assert f"1 members, {size:,} parameters" in capsys.readouterr().out
+    assert f"1 member, {size:,} parameters" in capsys.readouterr().out
     rows = (folder / "history.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["phase", "0", "1"]
     words += ["--epochs", "1", "--start", "0", "--weights", str(folder)]

@@ -15,8 +15,10 @@ def check_idle(settings: Settings, args: Sequence[str]) -> None:
     typed = {
         word.partition("=")[0].replace("_", "-").replace("no-", "", 1) for word in args if word[:2] == "--"
     }
-    for flag, counts, when in _RULES:
-        if flag in typed and not counts(settings):
+    idle = {flag: when for flag, counts, when in _RULES if not counts(settings)}
+    idle |= {f"--{option.replace('_', '-')}": when for option, when in settings.options.idle.items()}
+    for flag, when in idle.items():
+        if flag in typed:
             raise UsageError(f"{flag} changes nothing here: it is for {when}. Leave it out, or add that.")
     if {"--samples", "--train-samples"} <= typed:
         raise UsageError(
@@ -47,12 +49,6 @@ def _chosen_by_score(settings: Settings) -> bool:
     return settings.recipe.keep == "best" or settings.recipe.patience is not None
 
 
-def _start(kind: str) -> Callable[[Settings], bool]:
-    return lambda settings: (
-        settings.method != "batch-ensemble" or getattr(settings.options, "init", kind) == kind
-    )
-
-
 def _no_table(settings: Settings) -> bool:
     return not is_table(settings.dataset.data)
 
@@ -78,7 +74,4 @@ _RULES: tuple[Rule, ...] = (
     ("--nesterov", _sgd, "--optimizer sgd"),
     ("--choose", _chosen_by_score, "--keep best or --patience"),
     ("--channels-last", _no_table, "images"),
-    ("--spread", _start("normal"), "--init normal"),
-    ("--positive", _start("sign"), "--init sign"),
-    ("--noise", _start("ones"), "--init ones"),
 )

@@ -8,7 +8,7 @@ more than in the network; with `norms="member"` a norm of c channels stores (M -
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -117,6 +117,12 @@ class BatchEnsemble(Method):
         for tensor in body.values(layout.tensors["replicated"]).values():
             total += (self.members - 1) * tensor.numel()
         return total
+
+    @property
+    def idle(self) -> Mapping[str, str]:
+        """What the other ways of drawing factors go by."""
+        of_each = {"normal": "spread", "sign": "positive", "ones": "noise"}
+        return {option: f"--init {init}" for init, option in of_each.items() if init != self.init}
 
     @property
     def keeps_weights(self) -> bool:
