@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from covey.errors import CoveyError, reason, suggest
+from covey.errors import CoveyError, MissingExtraError, reason, suggest
 from covey.extras import explained, load
 from covey.files import DRAFT
 
@@ -30,6 +30,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         _watch()
         return _dispatch(words)
+    except MissingExtraError as error:  # without it, what knows the flags may not be importable either
+        return _failed(error, 2, verbose)
     except CoveyError as error:
         return _failed(error, 2, verbose, spoken=_with_flags)
     except ModuleNotFoundError as error:
