@@ -144,6 +144,7 @@ def run(place: Path, *commands: list[str]) -> list[str]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_an_entry_point_brings_it_to_the_command_line(tmp_path: Path) -> None:
     site = tmp_path / "site"

@@ -295,6 +295,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_save_that_is_killed_leaves_a_whole_ensemble(tmp_path: Path) -> None:
     folder = tmp_path / "ens"
     covey.save(covey.convert(nn.Linear(300, 300), covey.DeepEnsemble(members=8)), folder)

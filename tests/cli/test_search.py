@@ -73,6 +73,7 @@ def test_what_cannot_be_searched(tmp_path):
         search.searched(plan("single"), tmp_path, **given | {"count": 1})
 
 
+@pytest.mark.slow
 def test_the_best_on_validation_data_is_compared(tmp_path, capsys):
     words = ["compare", "--methods", "single", "multi-head:members=2", "--folder", str(tmp_path), *SMALL]
     words += ["--search", "3", "--space", "lr=0.0001..0.1", "--validation", "0.3"]

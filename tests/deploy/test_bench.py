@@ -40,6 +40,7 @@ class Choosing(nn.Module):
         return self.fc(x)
 
 
+@pytest.mark.slow
 def test_every_form_of_a_network_with_several_inputs() -> None:
     torch.manual_seed(0)
     network = Two()

@@ -473,6 +473,7 @@ def test_presets_are_what_the_recipes_run(preset: str, recipe: str) -> None:
     assert method == settings.options
 
 
+@pytest.mark.slow
 def test_the_family_preset_converts() -> None:
     names, method = PRESETS["families"]
     networks = [zoo.create(name, classes=10) for name in names]

@@ -140,6 +140,7 @@ def test_a_method_that_means_nothing_is_told_from_one_that_is_refused() -> None:
     assert "mimo" in why_meaningless(every()["logistic regression"])
 
 
+@pytest.mark.slow
 def test_the_command_stores_what_it_finds(tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     words = ["--only", "^mlp$", "--methods", "replicate", "norm-ensemble", "--json", str(table)]

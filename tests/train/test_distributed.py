@@ -34,6 +34,7 @@ def run(folder, devices, shards):
     return rows, covey.load(folder / "ensemble", network=convnet()).state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_two_processes_equal_one_with_two_shards(tmp_path):
     rows, tensors = run(tmp_path / "two", 2, 1)

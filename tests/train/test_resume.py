@@ -39,6 +39,7 @@ def stored(folder):
     return ensemble.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_killed_twenty_times_ends_bit_identical(tmp_path):
     seed = int(os.environ.get("COVEY_SEED", time.time_ns() % 10_000))
