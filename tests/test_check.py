@@ -18,7 +18,7 @@ from covey import checking
 from covey.errors import ConversionError, OptionError
 
 M = 3
-SEEN: dict[int, Tensor] = {}
+SEEN: dict[nn.Module, Tensor] = {}
 
 
 class Net(nn.Module):
@@ -33,10 +33,10 @@ class Net(nn.Module):
 
 
 class Global(Net):
-    """Keeps a number made of its weights under its address."""
+    """Keeps a number made of its weights where no copy of it sees it (and itself, so that no address is used twice)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * SEEN.setdefault(id(self), self.first.weight.sum())
+        return super().forward(x) * SEEN.setdefault(self, self.first.weight.sum())
 
 
 class GlobalInTraining(Global):
