@@ -11,6 +11,7 @@ from torch.func import functional_call
 import covey
 from covey.networks.layers import Axes
 from covey.parts.acting import RankOneWeight, outer
+from covey.parts.low_rank import LowRankWeight
 
 torch.manual_seed(0)
 
@@ -53,9 +54,10 @@ def test_values_gradients_and_second_derivatives(which: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("rows", [3, 90], ids=["scaled", "made"])
 @pytest.mark.parametrize("missing", ["r", "s"])
-def test_one_factor_may_be_missing(missing: str) -> None:
-    x, weight, r, s = found = leaves((3, 30), (30, 30), (30,), (30,))
+def test_one_factor_may_be_missing(missing: str, rows: int) -> None:
+    x, weight, r, s = found = leaves((rows, 30), (30, 30), (30,), (30,))
     factors = {"r": r, "s": s, missing: None}
     acting = F.linear(x, RankOneWeight(weight, factors["r"], factors["s"], Axes(30, 30)))
     made = F.linear(x, weight * outer(weight, factors["r"], factors["s"], 1))
@@ -65,6 +67,18 @@ def test_one_factor_may_be_missing(missing: str) -> None:
         torch.autograd.grad(acting.sum(), used), torch.autograd.grad(made.sum(), used), strict=True
     ):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(6,), (5, 6), (4, 5, 6), (2, 4, 5, 6), (0, 5, 6)])
+def test_a_low_rank_weight_takes_any_batch(shape: tuple[int, ...], turned: bool) -> None:
+    x, weight, a, b, bias = found = leaves(shape, (7, 6), (2, 6), (7, 2), (7,))
+    given = x.transpose(0, -2) if turned and x.ndim > 1 else x
+    acting = F.linear(given, LowRankWeight(weight, a, b, None, None, 2.0, 0.0, Axes(7, 6)), bias)
+    made = F.linear(given, weight + 2.0 * b @ a, bias)
+    torch.testing.assert_close(acting, made)
+    gradients = [torch.autograd.grad(y.square().sum(), found) for y in (acting, made)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ class Layer:
 
     def run(self, x: Tensor, weight: Tensor) -> Tensor:
         """One weight for all: (M, B, ...)."""
-        if self.is_linear:
-            return F.linear(x, weight)
+        if self.is_linear:  # as one product of two tables, where torch may take one for each of the batch
+            return F.linear(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
         options = (self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups)
         return torch.ops.aten.convolution(x.flatten(0, 1), weight, None, *options).unflatten(0, x.shape[:2])
 
@@ -52,8 +52,9 @@ class Layer:
     ) -> Sequence[Tensor | None]:
         """Gradients of the input and of the one weight."""
         if self.is_linear:
-            inputs = grad @ weight if needs[0] else None
-            return inputs, (grad.flatten(0, -2).T @ x.flatten(0, -2) if needs[1] else None)
+            rows = grad.flatten(0, -2)
+            inputs = (rows @ weight).view_as(x) if needs[0] else None
+            return inputs, (rows.T @ x.flatten(0, -2) if needs[1] else None)
         sizes = (self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups)
         flat = grad.flatten(0, 1), x.flatten(0, 1)
         found = torch.ops.aten.convolution_backward(*flat, weight, None, *sizes, (*needs, False))
@@ -73,15 +74,16 @@ class Layer:
 
 
 def outer(weight: Tensor, r: Tensor | None, s: Tensor | None, groups: int) -> Tensor:
-    """One member's s r^T in the shape of a weight (out, in / groups, ...); r has the inputs of all groups."""
+    """One member's s r^T, to multiply a weight (out, in / groups, ...) by; r has the inputs of all groups."""
     ones = (1,) * (weight.ndim - 2)
-    factor = weight.new_ones(())
-    if r is not None:
-        rows = r.view(groups, 1, -1).expand(groups, len(weight) // groups, -1)
-        factor = factor * rows.reshape(len(weight), -1, *ones)
-    if s is not None:
-        factor = factor * s.view(-1, 1, *ones)
-    return factor
+    columns = None if s is None else s.view(-1, 1, *ones)
+    if r is None:
+        return weight.new_ones(()) if columns is None else columns
+    rows = r.view(groups, 1, -1, *ones)
+    if groups > 1:
+        rows = rows.expand(groups, len(weight) // groups, *rows.shape[2:])
+    rows = rows.flatten(0, 1)
+    return rows if columns is None else rows * columns
 
 
 def parts_of(
@@ -89,12 +91,12 @@ def parts_of(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of one member's r and s, from the weight times the gradient of the member's weight."""
     table = product.flatten(2).sum(2) if product.ndim > 2 else product
+    table = table.view(groups, -1, table.shape[1])
     grad_r = grad_s = None
     if r is not None:
-        scaled = table if s is None else table * s[:, None]
-        grad_r = scaled.view(groups, -1, table.shape[1]).sum(1).flatten()
+        grad_r = (table.sum(1) if s is None else s.view(groups, 1, -1) @ table).flatten()
     if s is not None:
-        grad_s = (table if r is None else table * outer(table, r, None, groups)).sum(1)
+        grad_s = (table.sum(2) if r is None else table @ r.view(groups, -1, 1)).flatten()
     return grad_r, grad_s
 
 
@@ -113,7 +115,7 @@ class RankOneLayer(torch.autograd.Function):
             each = []
             for k, one in enumerate(x.split(1)):
                 each.append(layer.run(one, weight * outer(weight, _row(r, k), _row(s, k), layer.groups)))
-            return torch.cat(each), x.new_empty(0)
+            return _joined(each), x.new_empty(0)
         before = layer.run(x if r is None else x * layer.spread(r, x), weight)
         if s is None:
             return before, x.new_empty(0)
@@ -163,6 +165,11 @@ def _acts(x: Tensor, weight: Tensor) -> bool:
     return weight.numel() > 2 * x[0].numel()
 
 
+def _joined(each: list[Tensor]) -> Tensor:
+    """Members along their axis, without a copy where there is one."""
+    return torch.cat(each) if len(each) > 1 else each[0]
+
+
 def _row(vectors: Tensor | None, k: int) -> Tensor | None:
     return None if vectors is None else vectors[k]
 
@@ -183,12 +190,12 @@ def _backward_dense(
         if to_weight is None:
             continue
         if needs[1]:
-            shared = to_weight * factor if shared is None else shared + to_weight * factor
+            shared = to_weight * factor if shared is None else torch.addcmul(shared, to_weight, factor)
         grad_r, grad_s = parts_of(to_weight * weight, _row(r, k), _row(s, k), layer.groups)
         grads_r.append(grad_r)
         grads_s.append(grad_s)
     return (
-        torch.cat(inputs) if needs[0] else None,
+        _joined(inputs) if needs[0] else None,
         shared,
         torch.stack(grads_r) if needs[2] else None,
         torch.stack(grads_s) if needs[3] else None,

@@ -167,11 +167,13 @@ class LowRankWeight(ActingWeight):
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x W^T + (x A^T) B^T."""
-        if self.axes.inputs_first:
+        if self.axes.inputs_first or x.ndim < 2:
             return F.linear(x, self.dense(), bias)
-        a, given = _scaled(self.a, self.r, 1, self._dropped(x), -1)
+        rows = x.flatten(0, -2)  # products of two tables, where torch may take one for each of the batch
+        a, given = _scaled(self.a, self.r, 1, self._dropped(rows), -1)
         b, _ = _scaled(self.b, self.s, 0, None, -1)
-        return F.linear(x, self.weight, bias) + self.scaling * F.linear(F.linear(given, a), b)
+        plain = F.linear(rows, self.weight, bias)
+        return torch.addmm(plain, F.linear(given, a), b.T, alpha=self.scaling).unflatten(0, x.shape[:-1])
 
     def convolution(self, layer: Layer, x: Tensor, bias: Tensor | None = None) -> Any:
         """A convolution to `rank` channels and one of a single pixel from there; groups need the weight."""
