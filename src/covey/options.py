@@ -49,7 +49,7 @@ def check_between(name: str, value: Any, low: float, high: float) -> None:
 
 def check_types(given: Any) -> None:
     """Refuse options whose values are not of the types that their dataclass declares; numbers must be finite."""
-    hints = _hints(type(given))  # type: ignore[arg-type]
+    hints = type_hints(type(given))  # type: ignore[arg-type]
     for field in fields(given):
         if not field.init:
             continue
@@ -94,7 +94,8 @@ def _fit_in_order(values: Sequence[Any], parts: tuple) -> bool:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def type_hints(kind: type) -> dict[str, Any]:
+    """The types that a dataclass declares; resolving them takes a while, so each class is done once."""
     return get_type_hints(kind)
 
 

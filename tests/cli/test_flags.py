@@ -232,6 +232,15 @@ def test_a_small_run_is_cheaper():
     assert full > 1000 * small
 
 
+def test_the_list_of_recipes_builds_no_network(monkeypatch, capsys):
+    def create(name, **options):
+        raise AssertionError(f"{name} {options} is missing from the listed sizes")
+
+    monkeypatch.setattr(zoo, "create", create)
+    assert main(["reproduce", "--list"]) == 0
+    assert "paper4-table2-cifar100" in capsys.readouterr().out
+
+
 def test_fill_checks_kinds():
     with pytest.raises(OptionError, match="recipe.nesterov should be True or False; got 1"):
         updated(Recipe(), {"nesterov": 1}, "recipe")

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from covey import zoo
+from covey.cli.settings import parse_options
 from covey.scores.cost import multiply_adds
 from covey.zoo import NETWORKS, create
-from covey.zoo.sizes import SIZES
+from covey.zoo.sizes import SIZES, VARIANTS
 
 
 def build(name: str, **options) -> nn.Module:
@@ -133,14 +134,28 @@ FAST = ("mlp", "convnet", "wrn-10-4", "vit-tiny-4")
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS if name not in FAST]
 
 
-@pytest.mark.parametrize("name", [*FAST, *OTHERS])
-def test_listed_multiply_adds_are_those_of_a_forward_pass(name):
-    record = NETWORKS[name]
+FAST_VARIANTS = ("wrn-10-1", "cifar-resnet-18:width=16")
+OTHER_VARIANTS = [pytest.param(key, marks=pytest.mark.slow) for key in VARIANTS if key not in FAST_VARIANTS]
+
+
+def _counted(name, **options):
+    record = zoo.find(name)
     classes = 205 if record.tokens else 1000 if record.shape[-1] == 224 else 10
     with torch.device("meta"):
-        network = zoo.create(name, classes=classes)
+        network = zoo.create(name, classes=classes, **options)
         sample = torch.zeros(1, *record.shape, dtype=torch.long if record.tokens else torch.float32)
-    assert multiply_adds(network, sample) == SIZES[name].multiply_adds
+    return multiply_adds(network, sample)
+
+
+@pytest.mark.parametrize("name", [*FAST, *OTHERS])
+def test_listed_multiply_adds_are_those_of_a_forward_pass(name):
+    assert _counted(name) == SIZES[name].multiply_adds
+
+
+@pytest.mark.parametrize("key", [*FAST_VARIANTS, *OTHER_VARIANTS])
+def test_multiply_adds_of_the_recipes_networks_are_those_of_a_forward_pass(key):
+    name, _, option = key.partition(":")
+    assert _counted(name, **parse_options([option] if option else [])) == VARIANTS[key]
 
 
 def test_multiply_adds_are_the_published_ones():

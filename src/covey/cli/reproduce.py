@@ -27,6 +27,7 @@ from covey.data.known import data_folder
 from covey.data.layouts import find
 from covey.method import Method
 from covey.zoo.sizes import SIZES as LISTED
+from covey.zoo.sizes import VARIANTS
 
 # training samples and sample shapes of the papers' sets, to say what a run costs without loading anything
 SIZES: dict[str, tuple[int, tuple[int, ...], int]] = {
@@ -178,12 +179,12 @@ def hours(file: RecipeFile, scale: str, speed: float) -> float | None:
         return None
     flags, base = from_recipe(file, scale)
     total = 0.0
-    for one in planned_runs(base, flags):
+    for one in planned_runs(base, replace(flags, seeds=flags.seeds[:1])):
         seconds = _seconds(one.settings, speed)
         if seconds is None:
             return None
         total += seconds
-    return total / 3600
+    return total * len(flags.seeds) / 3600  # one seed takes as long as another
 
 
 def _verdict(file: RecipeFile, scale: str, speed: float) -> str:
@@ -213,14 +214,22 @@ def _seconds(settings: Settings, speed: float) -> float | None:
 def _multiply_adds(name: str, shape: tuple[int, ...], classes: int, options: tuple[str, ...]) -> float:
     """Of one forward pass of one sample, about: that of the listed size, for images of another size by their area."""
     network = zoo.find(name)
-    if name in LISTED and not options and len(shape) == len(network.shape):
-        area = math.prod(shape[1:]) / math.prod(network.shape[1:])
-        return LISTED[name].multiply_adds * area
+    listed = _listed(name, options)
+    if listed is not None and len(shape) == len(network.shape):
+        return listed * math.prod(shape[1:]) / math.prod(network.shape[1:])
     given = {**network.arguments_for(shape), **parse_options(options)}
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         made = zoo.create(name, classes=classes, **given).eval()
         made(torch.zeros(1, *shape, dtype=torch.long if network.tokens else torch.float32))
     return counter.get_total_flops() / 2
+
+
+def _listed(name: str, options: tuple[str, ...]) -> int | None:
+    """Multiply-adds of a network whose size is listed; dropout does not change them."""
+    sizing = [option for option in options if not option.startswith("dropout=")]
+    if not sizing and name in LISTED:
+        return LISTED[name].multiply_adds
+    return VARIANTS.get(":".join([name, *sizing]))
 
 
 def _passes(settings: Settings) -> float:

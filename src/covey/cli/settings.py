@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_origin
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -21,7 +21,7 @@ from covey.data.table import SUFFIXES as TABLES
 from covey.errors import OptionError, StoreError, suggest
 from covey.files import is_ordinary
 from covey.method import Method, Training
-from covey.options import fits, in_words
+from covey.options import fits, in_words, type_hints
 from covey.seeds import random_state_kept
 from covey.store import load as stored_ensemble
 from covey.tensor_files import check_size
@@ -268,7 +268,7 @@ def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
     if not isinstance(given, Mapping):
         raise OptionError(f"{where} should be a table of settings; got {given!r}.")
     known = {f.name: f for f in fields(default)}
-    hints = get_type_hints(type(default))
+    hints = type_hints(type(default))
     values = {}
     for key, value in given.items():
         if key not in known:

@@ -64,3 +64,24 @@ SIZES: dict[str, Size] = {
     "vit-small-16": Size(22_050_664, 4_598_882_304),
     "vit-base-16": Size(86_567_656, 17_563_828_224),
 }
+
+VARIANTS: dict[str, int] = {
+    "wrn-10-1": 12_501_632,
+    "wrn-10-2": 44_483_840,
+    "wrn-10-3": 95_602_560,
+    "wrn-16-1": 26_657_408,
+    "wrn-16-2": 101_106_944,
+    "wrn-28-6": 1_894_174_464,
+    "cifar-resnet-18:width=16": 35_046_656,
+    "cifar-resnet-18:width=22": 66_031_328,
+    "cifar-resnet-18:width=32": 139_299_328,
+    "cifar-resnet-18:width=64": 555_422_720,
+    "cifar-resnet-18:width=128": 2_218_141_696,
+    "cifar-resnet-50:width=16": 81_449_984,
+    "cifar-resnet-50:width=32": 324_904_960,
+    "cifar-resnet-50:width=64": 1_297_829_888,
+    "cifar-resnet-50:width=128": 5_187_739_648,
+    "resnet-50:width=256": 63_986_204_672,
+    "lstm:hidden=100": 14_250_000,
+}
+"""Multiply-adds of further networks that the recipes name, by name and options."""
