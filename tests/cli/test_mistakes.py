@@ -257,8 +257,12 @@ COMPARE = [
     ("compare --corruptions -1", "--corruptions is a number of test samples, 0 or more; got -1"),
     ("compare --flatness -1", "--flatness is a number of test samples, 0 or more; got -1"),
     ("compare --corruptions 9 --data t.csv --target y", "--corruptions is for images, and t.csv is a table"),
+    ("compare --data nowhere", "^covey: error: 'nowhere' is neither a known data set nor a file or folder"),
+    ("compare --data t.csv --target q", "^covey: error: t.csv has no column 'q'"),
+    ("compare --network resnt-18", "^covey: error: there is no network 'resnt-18'"),
     ("compare --resume", "covey compare has no flag --resume"),
     ("compare --folder file.txt", "cannot write to .*file.txt: it is a file"),
+    ("reproduce lost.toml", "^covey: error: 'nowhere' is neither a known data set nor a file or folder"),
     ("reproduce nope", "there is no recipe 'nope'"),
     ("reproduce --scale tiny nope", "--scale is one of full, small; got 'tiny'"),
     ("nonesuch", "there is no command 'nonesuch'"),
@@ -305,6 +309,7 @@ def _write_files(folder: Path) -> None:
     (folder / "latin.csv").write_bytes("größe,y\n1,2\n".encode("latin-1"))
     (folder / "nets.py").write_text(NETS)
     (folder / "file.txt").write_text("words")
+    (folder / "lost.toml").write_text('method = "single"\n[dataset]\ndata = "nowhere"\n')
     (folder / "empty").mkdir()
     np.save(folder / "x.npy", np.zeros((2, 1, 8, 8), np.float32))
     np.save(folder / "objects.npy", np.array([{1: 2}], dtype=object), allow_pickle=True)

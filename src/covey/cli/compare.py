@@ -143,6 +143,8 @@ def compare(args: Sequence[str]) -> int:
         check_idle(base, [word for word in args if not (own.search and word.startswith("--choose"))])
     if own.jobs > 1 and own.ray:
         raise UsageError("--jobs and --ray are two ways of running; choose one.")
+    if not own.ray:  # whose machines may have data that this one has not
+        check_shared(planned)
     if own.search:
         # it builds on this file, and is needed only here
         from covey.cli.search import searched
@@ -183,6 +185,17 @@ def _check_own(own: CompareFlags, base: Settings, planned: Sequence[PlannedRun])
         )
     if (Path(own.folder) / run.SETTINGS).exists():
         raise UsageError(f"{own.folder} is the folder of a run; a comparison needs one of its own.")
+
+
+def check_shared(planned: Sequence[PlannedRun]) -> None:
+    """Load the data and build the network that all runs have in common, so that what is wrong with them is said once."""
+    left = [one.settings for one in planned if not _is_done(one)]
+    if not left or any(each.dataset != left[0].dataset for each in left):
+        return
+    data = left[0].dataset.load()
+    if all(each.network == left[0].network for each in left):
+        recipe = left[0].recipe
+        left[0].network.build(data, loss=recipe.loss, seed=recipe.seed)
 
 
 def from_recipe(file: recipes.RecipeFile, scale: str) -> tuple[CompareFlags, Settings]:

@@ -17,7 +17,16 @@ from tyro.conf import Positional
 from covey import zoo
 from covey.cli import recipes
 from covey.cli import results as stored
-from covey.cli.compare import CompareFlags, PlannedRun, Results, execute, from_recipe, has_ended, planned_runs
+from covey.cli.compare import (
+    CompareFlags,
+    PlannedRun,
+    Results,
+    check_shared,
+    execute,
+    from_recipe,
+    has_ended,
+    planned_runs,
+)
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.recipes import RecipeFile
 from covey.cli.settings import Settings, parse_options
@@ -98,8 +107,11 @@ def reproduce(args: Sequence[str]) -> int:
     if "reports" in file.about:
         print(f"the paper reports: {file.about['reports']}")
     results = _results(file, own, flags, base)
+    left = _left(planned, results)
+    if not own.ray:
+        check_shared(left)
     return execute(
-        _left(planned, results),
+        left,
         Path(flags.folder),
         jobs=own.jobs,
         ray=own.ray,
