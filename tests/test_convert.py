@@ -95,6 +95,12 @@ def test_the_coverage_table_prints_every_tensor_aligned() -> None:
     assert lines[-1] == f"{table.total:,} parameters, {table.ratio:.3f} of the network's {table.network:,}"
 
 
+def test_one_of_a_thing_has_no_plural() -> None:
+    table = covey.convert(nn.Linear(3, 2, bias=False), covey.DeepEnsemble(members=1)).coverage
+    assert table.summary().startswith("DeepEnsemble, 1 member: 6 parameters")
+    assert "replicated: 1 tensor, 6" in table.summary()
+
+
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_reparametrised_layers_work(norm: object) -> None:
     net = small()

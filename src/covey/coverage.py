@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from covey.networks.layers import owner_of
-from covey.tables import html_table, text_table
+from covey.tables import counted, html_table, text_table
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble
@@ -57,7 +57,7 @@ class Coverage:
     def of(cls, ensemble: Ensemble) -> Coverage:
         """The table of an ensemble; where networks differ, of all their tensors, each with its first shape."""
         rows = (*_parameter_rows(ensemble), *_buffer_rows(ensemble))
-        title = f"{type(ensemble.method).__name__}, {ensemble.members} members"
+        title = f"{type(ensemble.method).__name__}, {counted(ensemble.members, 'member')}"
         return cls(rows, _size_given(ensemble), title, ensemble.checked)
 
     @property
@@ -82,7 +82,7 @@ class Coverage:
         """The table in brief, one line per role."""
         lines = [f"{self.title}: {self._total_line()}"]
         for role, (tensors, parameters) in self.by_role().items():
-            lines.append(f"  {role}: {tensors} tensors, {parameters:,}")
+            lines.append(f"  {role}: {counted(tensors, 'tensor')}, {parameters:,}")
         if self.checked:
             lines.append(f"  {self.checked}")
         return "\n".join(lines)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.combine import gaussian
 from covey.errors import OptionError
+from covey.tables import counted
 
 LossName = Literal["cross-entropy", "binary", "gaussian", "mse"]
 
@@ -227,6 +228,6 @@ def _for_members(outputs: Tensor, targets: Tensor, single: tuple[int, ...]) -> T
     if tuple(targets.shape) == tuple(single):
         return targets.expand(outputs.shape)
     raise OptionError(
-        f"targets have shape {tuple(targets.shape)}; for outputs of {len(outputs)} members they should be "
+        f"targets have shape {tuple(targets.shape)}; for outputs of {counted(len(outputs), 'member')} they should be "
         f"{tuple(single)}, the same for all, or {tuple(outputs.shape)}, each member's own."
     )

@@ -65,7 +65,7 @@ def test_results_grow_with_every_seed(place):
     assert [one["repeat"] for one in found["runs"]] == [0, 1]
     assert found["runs"][1] == first["runs"][0]
     assert found["planned"] == first["planned"] == 2
-    assert results.state(first).startswith("1 of 2 runs, 1 seeds")
+    assert results.state(first).startswith("1 of 2 runs, 1 seed,")
 
 
 def test_results_tell_how_to_make_them_again(place):

@@ -194,14 +194,15 @@ def test_fge_keeps_the_minima_of_a_triangle():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: run(SWAG(start=5)), OptionError, "gets 1 snapshots; it needs at least two"),
+        (lambda: run(SWAG(start=5)), OptionError, "two epochs or more to collect .* start at epoch 5 of 6"),
+        (lambda: run(SWAG(start=50)), OptionError, "would start at epoch 50 of 6. Start it earlier"),
         (lambda: Gaussian().draw([]), TrainingError, "at least two snapshots"),
         (lambda: Gaussian(rank=1), OptionError, "at least 2; got 1"),
         (lambda: run(Snapshot(members=9)), OptionError, "more than one an epoch"),
         (lambda: run(Snapshot(members=0)), OptionError, "at least 1; got 0"),
         (lambda: run(FGE(cycle=3)), OptionError, "even number of epochs"),
         (lambda: run(FGE(low=0.1)), OptionError, "not above high"),
-        (lambda: run(FGE(start=6)), OptionError, "no cycle of 2 epochs fits"),
+        (lambda: run(FGE(start=6)), OptionError, "FGE starts at epoch 6 of 6, and a cycle of 2 epochs"),
         (lambda: run(SWAG(start=2), Recipe(epochs=6, keep="best")), OptionError, "best epoch"),
     ],
 )

@@ -188,7 +188,7 @@ def _check_own(own: CompareFlags, base: Settings, planned: Sequence[PlannedRun])
 
 
 def check_shared(planned: Sequence[PlannedRun]) -> None:
-    """Load the data and build the network that all runs have in common, so that what is wrong with them is said once."""
+    """Load the data and build the network that all runs share, so that what is wrong with them is said once."""
     left = [one.settings for one in planned if not _is_done(one)]
     if not left or any(each.dataset != left[0].dataset for each in left):
         return

@@ -19,6 +19,7 @@ from covey.errors import StoreError
 from covey.files import write_text
 from covey.schema import Many, Maybe, Named, Number, Record, Whole, Word, check, read_json
 from covey.scores import Evaluation, stored
+from covey.tables import counted
 from covey.train import Machine
 from covey.version import __version__
 
@@ -105,7 +106,8 @@ def state(found: Mapping[str, Any]) -> str:
     runs = found["runs"]
     repeats = len({one["repeat"] for one in runs})
     hours = sum(one["seconds"] or 0 for one in runs) / 3600
-    return f"{len(runs)} of {found['planned']} runs, {repeats} seeds, {hours:.1f} h"
+    planned = counted(found["planned"], "run")
+    return f"{len(runs)} of {planned}, {counted(repeats, 'seed')}, {hours:.1f} h"
 
 
 def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from covey.data.download import fetch
 from covey.data.layouts import CORRUPTIONS, find
 from covey.data.raw import Raw
 from covey.errors import DataError, suggest
+from covey.tables import counted
 
 CORRUPTED = ("cifar10-c", "cifar100-c")
 
@@ -59,7 +60,7 @@ def read_known(name: str, root: Path, ask: Asked) -> Raw:
     elif missing := [path for paths in lacking.values() for path in paths]:
         if not ask.download:
             raise DataError(
-                f"{name}: {root / missing[0]} is not there ({len(missing)} files are missing), and "
+                f"{name}: {root / missing[0]} is not there (missing: {counted(len(missing), 'file')}), and "
                 f"download=False"
             )
         _download(source, root, missing)

@@ -17,6 +17,7 @@ from covey.data.inputs import read_inputs
 from covey.data.prepared import read_answers, read_prepared
 from covey.data.raw import check_file
 from covey.errors import DataError, suggest
+from covey.tables import counted
 
 
 def read_labelled(source: str, record: dict[str, Any], target: str | None, *, skip_bad: bool = False) -> Data:
@@ -87,7 +88,7 @@ def _table(path: Path, record: dict[str, Any], target: str | None) -> tuple[Tens
     column = frame[target]
     if column.isna().any():
         raise DataError(
-            f"{path}: the target {target!r} is missing in {int(column.isna().sum())} rows; remove those"
+            f"{path}: the target {target!r} is missing in {counted(int(column.isna().sum()), 'row')}; remove those"
         )
     values = column.to_numpy() if is_number(column) else column.astype(str).to_numpy(str)
     return encode(frame, record["columns"], str(path)), _answers(values, record, path)

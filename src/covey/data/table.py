@@ -18,6 +18,7 @@ from covey.data.raw import Raw, class_numbers
 from covey.data.tokens import text_column
 from covey.errors import DataError, suggest
 from covey.extras import load
+from covey.tables import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -117,7 +118,7 @@ def read_table(path: Path, target: str | None, task: Task | None, ignore: Sequen
     if column.isna().any():
         bad = np.flatnonzero(column.isna().to_numpy())
         raise DataError(
-            f"{path}: the target {target!r} is missing (NaN) in {len(bad)} rows, the first is row {bad[0]}; "
+            f"{path}: the target {target!r} is missing (NaN) in {counted(len(bad), 'row')}, the first is row {bad[0]}; "
             "remove those rows or fill them in"
         )
     found, why = (task, "as asked for") if task else _detect(column)

@@ -17,6 +17,7 @@ from covey.files import write_text
 from covey.hf.architecture import FILE, read_architecture, write_architecture
 from covey.store import CONFIG, save
 from covey.store import load as load_ensemble
+from covey.tables import counted
 from covey.version import __version__
 
 if TYPE_CHECKING:
@@ -119,12 +120,13 @@ def model_card(
         head.append(f"base_model: {json.dumps(base)}")
     head.append("---")
     needs = "" if has_network else ", network=..."
+    members = counted(ensemble.members, "member")
     lines = [
         *head,
         "",
         f"# {repo}",
         "",
-        f"An ensemble of {ensemble.members} members of `{network}` by {method}, made with covey {__version__}.",
+        f"An ensemble of {members} of `{network}` by {method}, made with covey {__version__}.",
         "It gives one answer and how sure it is of it.",
         "",
         "```python",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from covey.tables import counted
+
 from . import curves, evidence, figures
 from .evidence import Table
 from .fronts import fronts
@@ -157,18 +159,14 @@ def lead(results: Results) -> str:
     seeds: set[int] = set()
     for method in results.methods:
         seeds.update(run.seed for run in method.runs)
-    methods = _counted(len(results.methods), "method")
+    methods = counted(len(results.methods), "method")
     samples = f"{about['samples']:,}".replace(",", " ")
-    text = f"{methods}, {_counted(len(seeds), 'seed')}, {samples} test samples"
+    text = f"{methods}, {counted(len(seeds), 'seed')}, {samples} test samples"
     if about["ood"]:
         text += "; out-of-distribution inputs from " + ", ".join(about["ood"])
     if results.alone:
         return f"{text}."
     return f"{text}. Compared with {results.baseline.name}."
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def notes(results: Results) -> list[str]:

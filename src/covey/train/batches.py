@@ -17,6 +17,7 @@ from covey.data.sources import Passing
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
 from covey.seeds import generator_of, seed_of
+from covey.tables import counted
 
 
 class Stream:
@@ -221,7 +222,8 @@ def check_plan(name: str, stream: Stream, ensemble: Ensemble, chunk: int | None)
         if least < ensemble.members:
             raise OptionError(
                 f"plan 'split' gives each of the {ensemble.members} members a part of every minibatch, and one of "
-                f"them has {least} samples ({stream.samples} in batches of {stream.batch}). Choose another batch."
+                f"them has {counted(least, 'sample')} ({stream.samples} in batches of {stream.batch}). "
+                "Choose another batch."
             )
 
 

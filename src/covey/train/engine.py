@@ -21,6 +21,7 @@ from covey.losses import OwnLoss
 from covey.method import Method, Training
 from covey.seeds import random_state_kept
 from covey.store import save as save_ensemble
+from covey.tables import counted
 from covey.train import checkpoint, history, record
 from covey.train.callbacks import Callbacks
 from covey.train.history import History
@@ -117,7 +118,7 @@ def _train(job: Job, state: State, callbacks: Callbacks) -> str:
         while True:
             if state.consumed >= job.ends(state.phase):
                 if state.phase == len(job.phases) - 1:
-                    return f"all {recipe.epochs} epochs are done"
+                    return _all_done(recipe.epochs)
                 _enter(job, state, state.phase + 1)
 
             epoch = state.consumed // stream.per_epoch
@@ -146,13 +147,17 @@ def _train(job: Job, state: State, callbacks: Callbacks) -> str:
                 checkpoint.save(job, state)
 
 
+def _all_done(epochs: int) -> str:
+    return "1 epoch is done" if epochs == 1 else f"all {epochs} epochs are done"
+
+
 def _waited_enough(job: Job, state: State) -> bool:
     patience = job.recipe.patience
     return patience is not None and state.notes.get("waited", 0) >= patience
 
 
 def _without_better(job: Job) -> str:
-    return f"{job.recipe.patience} epochs without a better validation score"
+    return f"{counted(job.recipe.patience or 0, 'epoch')} without a better validation score"
 
 
 def _set_rate(job: Job, state: State) -> float:

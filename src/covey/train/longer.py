@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.errors import StoreError
+from covey.tables import counted
 from covey.train.schedules import Schedule
 from covey.train.state import Job
 
@@ -42,11 +43,12 @@ def _check_length_is_free(path: Path, about: dict[str, Any], job: Job, before: i
     elif phase.rate is not None or phase.after_epoch is not None:
         why = "its way of training collects members at moments that follow from the number of epochs"
     elif job.recipe.patience is not None and about["notes"].get("waited", 0) >= job.recipe.patience:
-        why = f"it ended after {job.recipe.patience} epochs without a better validation score, not at its last epoch"
+        waited = counted(job.recipe.patience, "epoch")
+        why = f"it ended after {waited} without a better validation score, not at its last epoch"
     if why is not None:
         raise StoreError(
-            f"{path} is of a run of {before} epochs, which cannot go on to {job.recipe.epochs}: {why}. Train "
-            "anew with that many epochs, in another folder."
+            f"{path} is of a run of {counted(before, 'epoch')}, which cannot go on to {job.recipe.epochs}: {why}. "
+            "Train anew with that many epochs, in another folder."
         )
 
 

@@ -31,6 +31,7 @@ from covey.networks.calls import arguments, inputs_explained, pick
 from covey.networks.modes import evaluating
 from covey.quantiles import Quantiles
 from covey.seeds import random_state_kept
+from covey.tables import counted
 from covey.tensors import moved
 from covey.train import checkpoint, ranks
 from covey.train.alone import Alone
@@ -372,8 +373,8 @@ def _check_turns(turns: Sequence[Turn], recipe: Recipe) -> None:
     for turn in turns:
         if turn.epoch >= recipe.epochs:
             raise OptionError(
-                f"the method changes its ensemble after {turn.epoch} epochs, and training ends at {recipe.epochs}: "
-                "train longer, or let it (refine_at, decouple_at) come earlier."
+                f"the method changes its ensemble after {counted(turn.epoch, 'epoch')}, and training ends at "
+                f"{recipe.epochs}: train longer, or let it (refine_at, decouple_at) come earlier."
             )
 
 
@@ -499,8 +500,8 @@ def _check_smallest(job: Job, state: State, plan: str) -> None:
     except (ValueError, RuntimeError) as error:
         raise OptionError(
             f"the last minibatch of an epoch ({job.stream.samples} samples in batches of {job.stream.batch}, plan "
-            f"{plan!r}, {job.shards} shards) leaves a part of one sample, which the network does not take: {error} "
-            "Choose another batch."
+            f"{plan!r}, {counted(job.shards, 'shard')}) leaves a part of one sample, which the network does not take: "
+            f"{error} Choose another batch."
         ) from error
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from covey.data import Augment
 from covey.errors import OptionError
+from covey.tables import counted
 from covey.train.schedules import Schedule, epoch_of
 
 PlanName = Literal["same", "split", "independent", "shuffled"]
@@ -109,7 +110,7 @@ class Recipe:
         if self.average is not None:
             if not 0 <= epoch_of(self.average, self.epochs) < self.epochs:
                 raise OptionError(
-                    f"average is a moment before the end of {self.epochs} epochs; got {self.average}."
+                    f"average is a moment before the end of {counted(self.epochs, 'epoch')}; got {self.average}."
                 )
             if self.ema or self.keep == "best" or self.patience is not None:
                 raise OptionError(

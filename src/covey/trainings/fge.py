@@ -44,7 +44,8 @@ class FGE(Training):
         wanted = self._moments(recipe)
         if not wanted:
             raise OptionError(
-                f"no cycle of {self.cycle} epochs fits between epoch {start} and the end, {recipe.epochs}."
+                f"FGE starts at epoch {start} of {recipe.epochs}, and a cycle of {self.cycle} epochs does not fit in "
+                "what is left. Start it earlier (start=), take a shorter cycle (cycle=), or train longer (epochs=)."
             )
         triangle = Schedule(kind="triangular", start=start, cycle=self.cycle, final=self.low)
 

@@ -46,8 +46,8 @@ class SWAG(Training):
         start = epoch_of(self.start, recipe.epochs)
         if recipe.epochs - start < 2:
             raise OptionError(
-                f"SWAG starts at epoch {start} of {recipe.epochs} and so gets {recipe.epochs - start} snapshots; it "
-                "needs at least two. Start it earlier."
+                f"SWAG needs two epochs or more to collect weights, and it would start at epoch {start} of "
+                f"{recipe.epochs}. Start it earlier (start=), or train longer (epochs=)."
             )
 
         def collect(job: Job, state: State) -> None:
