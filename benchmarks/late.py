@@ -21,7 +21,8 @@ import covey
 from covey import zoo
 from covey.cli.memory import keep_freed_memory
 from covey.data import Augment, Data, Split
-from covey.train.prepare import launch, make_job, settle
+from covey.train.alone import Alone
+from covey.train.prepare import make_job, settle
 from covey.train.state import Job, State
 from covey.train.steps import STEPS
 
@@ -47,7 +48,7 @@ def begun(network: torch.nn.Module, data: Data, method: object) -> tuple[Job, St
     """A run that is about to take its first step."""
     machine = covey.Machine(accelerator="cpu", progress=False)
     recipe = covey.Recipe(epochs=100, batch=BATCH, lr=0.01, augment=Augment(pad=4, flip=True))
-    job = make_job(launch(machine), network, data, recipe, machine, method, None, resume=False)
+    job = make_job(Alone(), network, data, recipe, machine, method, None, resume=False)
     ensemble = job.phases[0].build(network, job).train()
     state = State(ensemble, STEPS[job.phases[0].step].optimizer(ensemble, recipe))
     settle(job, state)

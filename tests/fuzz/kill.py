@@ -31,7 +31,7 @@ import covey
 from covey.data import Augment
 from covey.files import DRAFT, STALE
 from covey.train import checkpoint
-from covey.train.prepare import steady
+from covey.train.launching import steady
 
 QUIET = covey.Machine(accelerator="cpu", progress=False)
 RECIPE = covey.Recipe(epochs=6, batch=8, lr=0.05, run="loop", checkpoint=1, augment=Augment(mixup=0.3))

@@ -10,7 +10,7 @@ from small import blobs, mlp
 import covey
 from covey import Machine, Recipe, Schedule, fit
 from covey.train import Phase
-from covey.train.prepare import build, single
+from covey.train.phases import build, single
 
 QUIET = Machine(accelerator="cpu", progress=False)
 RECIPE = Recipe(epochs=4, batch=16, lr=0.05, run="loop", schedule=Schedule())

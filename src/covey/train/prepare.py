@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,27 +14,25 @@ from torch.optim import Optimizer
 
 from covey import registry
 from covey.combine import class_axis
-from covey.conversion import convert
 from covey.data import Data
 from covey.data.container import IGNORED
 from covey.data.sources import Passing
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError, TrainingError
-from covey.extras import load
 from covey.losses import LossName, OwnLoss
-from covey.method import Method, Training, Turn
-from covey.methods.replicate import Replicate
+from covey.method import Method, Training
 from covey.networks.calls import arguments, inputs_explained, pick
 from covey.networks.modes import evaluating
 from covey.quantiles import Quantiles
 from covey.seeds import random_state_kept
 from covey.tables import counted
 from covey.tensors import moved
-from covey.train import checkpoint, ranks
+from covey.train import checkpoint
 from covey.train.alone import Alone
-from covey.train.averaging import averaged, training_inputs
+from covey.train.averaging import averaged
 from covey.train.batches import PLANS, Microbatch, check_plan, microbatches, stream_of
 from covey.train.callbacks import check_callbacks
+from covey.train.phases import device_of, example, phases_of
 from covey.train.recipe import Machine, Recipe
 from covey.train.samples import check_labels
 from covey.train.state import Job, Phase, State
@@ -51,81 +46,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("covey")
-
-
-@contextmanager
-def launched(machine: Machine) -> Iterator[Fabric | Alone]:
-    """Start the processes, if there are to be several, and make numbers repeatable."""
-    if machine.progress:
-        load("tqdm")  # said now rather than after the ensemble is built
-    _check_accelerator(machine.accelerator)
-    _check_launched(machine)
-    if machine.threads is not None:
-        torch.set_num_threads(machine.threads)
-    steady()
-    world = machine.devices * machine.nodes
-    on_cpu = machine.accelerator == "cpu" or (
-        machine.accelerator == "auto" and not torch.accelerator.is_available()
-    )
-    if on_cpu and machine.precision == "16-mixed":
-        raise OptionError(
-            "precision='16-mixed' needs a GPU; on a CPU, precision='bf16-mixed' is the mixed one."
-        )
-    if world == 1 and on_cpu and machine.precision == "32-true":
-        yield Alone()
-        return
-    lightning = load("lightning_fabric")
-
-    fabric = lightning.Fabric(
-        accelerator=machine.accelerator,
-        devices=machine.devices,
-        num_nodes=machine.nodes,
-        strategy="ddp" if world > 1 else "auto",
-        precision=machine.precision,
-    )
-    if world == 1:
-        fabric.launch()
-        yield fabric
-        return
-    with ranks.launched(fabric):
-        yield fabric
-
-
-def _check_accelerator(name: str) -> None:
-    """Refuse a device that is not there."""
-    there = {
-        "cuda": torch.cuda.is_available,
-        "gpu": torch.accelerator.is_available,
-        "mps": torch.mps.is_available,
-    }
-    if name in there and not there[name]():
-        raise OptionError(
-            f"accelerator is {name!r}, and torch sees no such device on this machine; 'cpu' or 'auto' will do "
-            "(on the command line --accelerator)."
-        )
-
-
-_LAUNCHED = ("MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "LSB_JOBID", "KUBERNETES_PORT")
-"""Variables of the environment, of which launchers of several machines set at least one."""
-
-
-def _check_launched(machine: Machine) -> None:
-    """Refuse to wait for ever for other machines that nobody has told of this one."""
-    if machine.nodes > 1 and not any(map(os.environ.get, _LAUNCHED)):
-        raise OptionError(
-            f"nodes={machine.nodes}, and this process was started alone: start it on each machine with torchrun "
-            f"--nnodes {machine.nodes} or `fabric run`, which tell them of each other."
-        )
-
-
-def steady() -> None:
-    """Call each function of torch's vector library once on one element.
-
-    The first threaded use of one in a process was seen to be slightly wrong; a first use by one thread is not.
-    """
-    one = torch.ones(1)
-    for function in (torch.sqrt, torch.tanh, torch.exp, torch.log, torch.erf):
-        function(one)
 
 
 @dataclass(frozen=True)
@@ -175,18 +95,8 @@ def make_job(
     """Check what was asked for, and put it together."""
     own = own or Own()
     given = [network] if isinstance(network, nn.Module) else network
-    if isinstance(given, str) or not given or not all(isinstance(net, nn.Module) for net in given):
-        raise OptionError(f"network is a torch.nn.Module or an ensemble; got {type(network).__name__}.")
-    if len(given) > 1 and method is None:
-        raise OptionError(f"{len(given)} networks were given, which only method= can make an ensemble of.")
-    if isinstance(network, Ensemble) and method is not None:
-        raise OptionError("network is an ensemble already, so method= has no meaning; leave it out.")
-    if data.train.by_number and not len(data.train):
-        raise DataError("the data have no training samples.")
-    if (recipe.keep == "best" or recipe.patience is not None) and not has_validation(data):
-        raise OptionError(
-            "keep='best' and patience go by a validation score, and the data have no validation samples."
-        )
+    _check_networks(network, given, method)
+    _check_samples(data, recipe)
     if data.task == "segmentation" and recipe.ignore_index is None:
         recipe = replace(recipe, ignore_index=IGNORED)
     own.check(data, recipe)
@@ -201,20 +111,16 @@ def make_job(
     way = network.method if isinstance(network, Ensemble) else method
     if folder is not None:
         _check_storable(way, recipe)
-    phases = tuple(averaged(_phases(way, recipe), recipe))
+    phases = averaged(phases_of(way, recipe), recipe)
     for phase in phases:
-        if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
-            raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
-        _check_own_pace(phase, recipe, own)
+        _check_phase(phase, recipe, own)
     if resume and isinstance(data.train, Passing):
         _log.info(
             "training batches come as a stream: a resumed run ends with the same numbers only if the stream "
             "repeats itself"
         )
     loss = _loss(given[0], data, recipe)
-    task = TASKS.get(data.task) or {"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification")
-    if isinstance(own.loss, Quantiles):
-        task = "regression"  # two levels are no mean and variance
+    task = _task(data, own, loss)
     if isinstance(network, Ensemble) and own.loss is None:
         _check_task(network, task, data)
     return Job(
@@ -223,7 +129,7 @@ def make_job(
         machine=machine,
         fabric=fabric,
         stream=stream_of(data.train, recipe.batch, recipe.seed, shuffle=recipe.shuffle),
-        phases=phases,
+        phases=tuple(phases),
         loss=own.loss or loss,
         task=task,
         optimizer=own.optimizer,
@@ -234,8 +140,25 @@ def make_job(
     )
 
 
-TASKS = {"multilabel": "multilabel"}
-"""What an ensemble answers where the data alone tell; else the loss does."""
+def _check_networks(network: Any, given: Sequence[nn.Module], method: Any) -> None:
+    """Refuse what is no network, and networks that do not go with the method."""
+    if isinstance(given, str) or not given or not all(isinstance(net, nn.Module) for net in given):
+        raise OptionError(f"network is a torch.nn.Module or an ensemble; got {type(network).__name__}.")
+    if len(given) > 1 and method is None:
+        raise OptionError(f"{len(given)} networks were given, which only method= can make an ensemble of.")
+    if isinstance(network, Ensemble) and method is not None:
+        raise OptionError("network is an ensemble already, so method= has no meaning; leave it out.")
+
+
+def _check_samples(data: Data, recipe: Recipe) -> None:
+    """Refuse a training set of nothing, and a choice by a score that nothing is left to compute."""
+    if data.train.by_number and not len(data.train):
+        raise DataError("the data have no training samples.")
+    by_score = recipe.keep == "best" or recipe.patience is not None
+    if by_score and not has_validation(data):
+        raise OptionError(
+            "keep='best' and patience go by a validation score, and the data have no validation samples."
+        )
 
 
 def has_validation(data: Data) -> bool:
@@ -243,7 +166,10 @@ def has_validation(data: Data) -> bool:
     return not data.validation.by_number or len(data.validation) > 0
 
 
-def _check_own_pace(phase: Phase, recipe: Recipe, own: Own) -> None:
+def _check_phase(phase: Phase, recipe: Recipe, own: Own) -> None:
+    """Refuse a step or plan that is none, and what of the recipe or the user's does not go with a phase."""
+    if phase.step not in STEPS or (phase.plan is not None and phase.plan not in PLANS):
+        raise OptionError(f"no such step or plan: {phase.step!r}, {phase.plan!r}.")
     if own.schedule is not None and phase.rate is not None:
         raise OptionError(
             "this way of training sets the learning rate itself, at which it collects members or starts again; leave "
@@ -281,31 +207,6 @@ def _outputs(network: nn.Module, data: Data) -> Tensor:
         return pick(network(*args, **kwargs), None)
 
 
-def single(network: nn.Module, job: Job) -> Ensemble:
-    """A plain network as an ensemble of one; an ensemble as it is."""
-    return build(network, Replicate(members=1), job)
-
-
-def build(network: nn.Module | Sequence[nn.Module], method: Method, job: Job) -> Ensemble:
-    """Convert a network, or several that differ, for the job's task; an ensemble stays as it is."""
-    if isinstance(network, Ensemble):
-        return network
-    first = network if isinstance(network, nn.Module) else network[0]
-    given = moved(example(job.data), device_of(first))
-    return convert(network, method, example=given, task=job.task, seed=job.recipe.seed)
-
-
-def example(data: Data) -> Any:
-    """Two training samples as a network takes them."""
-    return data.prepare(data.train.example())
-
-
-def device_of(network: nn.Module) -> torch.device:
-    """Where a network's inputs must go."""
-    first = next(network.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
-
-
 def check_state(job: Job, state: State) -> None:
     """Check what can only be checked on the ensemble of a phase: the plan, and what the smallest batch does."""
     plan = job.phases[state.phase].plan or job.recipe.plan
@@ -329,84 +230,6 @@ def settle(job: Job, state: State) -> None:
                 ensemble.runs[mode] = "loop"
     ensemble.train()
     ensemble.runs, ensemble.measured = job.fabric.broadcast((ensemble.runs, ensemble.measured))
-
-
-def _phases(method: Any, recipe: Recipe) -> list[Phase]:
-    if isinstance(method, Training):
-        return method.phases(recipe)
-    if method is not None and not isinstance(method, Method):
-        raise OptionError(
-            f"method is one of covey.METHODS' or covey.TRAININGS' classes with options; got {type(method).__name__}."
-        )
-    return method_phases(Replicate(members=1) if method is None else method, recipe)
-
-
-def method_phases(method: Method, recipe: Recipe) -> list[Phase]:
-    """One phase, and a further one after each of the method's turns.
-
-    Until a turn that starts again, the learning rate is the schedule's first; from then on the schedule has the epochs
-    that are left.
-    """
-    turns = list(method.turns())
-    _check_turns(turns, recipe)
-    begin = max((turn.epoch for turn in turns if turn.restart), default=0)
-
-    def rate(epoch: float) -> float:
-        if epoch < begin:
-            return recipe.schedule.at(0.0, lr=recipe.lr, epochs=begin)
-        return recipe.schedule.at(epoch - begin, lr=recipe.lr, epochs=recipe.epochs - begin)
-
-    own_rate = rate if begin else None
-    ends = [*(turn.epoch for turn in turns), recipe.epochs]
-    first = Phase(build=lambda network, job: build(network, method, job), end=ends[0], rate=own_rate)
-    later = [
-        Phase(build=_turning(turn), end=end, rate=own_rate, in_place=True)
-        for turn, end in zip(turns, ends[1:], strict=True)
-    ]
-    found = [first, *later]
-    if method.refreshes_statistics:
-        found[-1] = replace(found[-1], finish=_refreshed)
-    return found
-
-
-def _check_turns(turns: Sequence[Turn], recipe: Recipe) -> None:
-    for turn in turns:
-        if turn.epoch >= recipe.epochs:
-            raise OptionError(
-                f"the method changes its ensemble after {counted(turn.epoch, 'epoch')}, and training ends at "
-                f"{recipe.epochs}: train longer, or let it (refine_at, decouple_at) come earlier."
-            )
-
-
-def _turning(turn: Turn) -> Callable[[Any, Job], Ensemble]:
-    def change(ensemble: Ensemble, job: Job) -> Ensemble:
-        with random_state_kept(ensemble, seed=job.recipe.seed):
-            turn.change(ensemble, _one_epoch(job))
-        return ensemble
-
-    return change
-
-
-def _refreshed(job: Job, state: State) -> Ensemble:
-    state.ensemble.refresh_statistics(training_inputs(job))
-    return state.ensemble
-
-
-def _one_epoch(job: Job) -> Iterator[tuple[Any, Tensor]]:
-    """The training set once, without augmentation and without ignored samples: the same in all processes."""
-    split, device = job.data.train, job.fabric.device
-    if not split.in_memory:
-        for inputs, targets in islice(split.in_order(job.recipe.batch), job.stream.per_epoch):
-            yield moved(job.data.prepare(inputs), device), targets.to(device)
-        return
-    everyone = torch.arange(len(split))
-    if job.recipe.ignore_index is not None and split.targets.ndim == 1:
-        everyone = everyone[split.targets != job.recipe.ignore_index]
-    for rows in everyone.split(job.recipe.batch):
-        targets = split.targets[rows].to(device)
-        if job.data.task in ("language", "segmentation"):
-            targets = targets.long()
-        yield moved(job.data.prepare(split.read(rows)[0]), device), targets
 
 
 def _check_storable(method: Any, recipe: Recipe) -> None:
@@ -437,6 +260,15 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
         return "gaussian" if network.task == "gaussian" else "mse"
     outputs = _outputs(network, data)
     return "gaussian" if outputs.shape[-1] == 2 * data.outputs else "mse"
+
+
+def _task(data: Data, own: Own, loss: LossName) -> str:
+    """What the ensemble answers: the data tell where several labels may be true, else the loss does."""
+    if data.task == "multilabel":
+        return "multilabel"
+    if isinstance(own.loss, Quantiles):
+        return "regression"  # two levels are no mean and variance
+    return {"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification")
 
 
 def _check_outputs(job: Job, ensemble: Ensemble) -> None:

@@ -27,7 +27,7 @@ from covey.networks.layers import Where
 from covey.options import check_least
 from covey.parts.plain import Replicated
 from covey.seeds import random_state_kept, seed_of
-from covey.train.prepare import build, single
+from covey.train.phases import build, single
 from covey.train.recipe import Recipe
 from covey.train.schedules import epoch_of
 from covey.train.state import Job, Phase, State

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from covey.method import Method, Training
 from covey.methods.replicate import Replicate
-from covey.train.prepare import method_phases
+from covey.train.phases import method_phases
 from covey.train.recipe import Recipe
 from covey.train.state import Phase
 

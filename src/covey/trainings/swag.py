@@ -15,7 +15,7 @@ from covey.method import Method, Training
 from covey.methods.replicate import Replicate
 from covey.seeds import random_state_kept
 from covey.train.averaging import training_inputs
-from covey.train.prepare import single
+from covey.train.phases import single
 from covey.train.recipe import Recipe
 from covey.train.schedules import epoch_of
 from covey.train.state import Job, Phase, State

@@ -18,7 +18,7 @@ from covey.errors import ConversionError, OptionError
 from covey.methods.replicate import DeepEnsemble, Replicate
 from covey.networks.calls import Output
 from covey.train.averaging import answer_now
-from covey.train.prepare import single
+from covey.train.phases import single
 from covey.train.recipe import Recipe
 from covey.train.state import Job, Phase, State
 
