@@ -268,7 +268,8 @@ def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
     if not isinstance(given, Mapping):
         raise OptionError(f"{where} should be a table of settings; got {given!r}.")
     known = {f.name: f for f in fields(default)}
-    hints = type_hints(type(default))
+    kind: type = type(default)
+    hints = type_hints(kind)
     values = {}
     for key, value in given.items():
         if key not in known:
