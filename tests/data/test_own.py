@@ -103,7 +103,7 @@ def test_one_class_only(tmp_path):
 
 def test_a_class_with_too_few_images(tmp_path):
     picture(image_folder(tmp_path) / "train/newt/1.png")
-    with pytest.raises(DataError, match="class 'newt' has only 1 samples, too few"):
+    with pytest.raises(DataError, match="class 'newt' has only 1 sample, too few"):
         load(tmp_path)
 
 
@@ -221,9 +221,9 @@ def test_rare_and_new_categories(tmp_path):
         (
             {"income": np.where(np.arange(200) == 3, np.nan, 1.5)},
             "income",
-            r"missing \(NaN\) in 1 rows, the first is row 3",
+            r"missing \(NaN\) in 1 row, the first is row 3",
         ),
-        ({"vote": ["rare", *["left", "right"] * 99, "left"]}, "vote", "class 'rare' has only 1 samples"),
+        ({"vote": ["rare", *["left", "right"] * 99, "left"]}, "vote", "class 'rare' has only 1 sample"),
         ({"weight": np.nan}, "income", "column 'weight' has no value in any training row"),
         (
             {"income": np.where(np.arange(200) == 3, np.inf, np.arange(200.0))},

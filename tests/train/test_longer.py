@@ -68,7 +68,7 @@ def test_a_run_that_stopped_early_stays_as_it_is(tmp_path):
     ended = run(40, tmp_path, patience=1, lr=1e-9)
     assert len(ended.rows) < 40
     again = run(40, tmp_path, patience=1, lr=1e-9, resume=True)
-    assert again.ended == ended.ended == "1 epochs without a better validation score"
+    assert again.ended == ended.ended == "1 epoch without a better validation score"
     assert len(again.rows) == len(ended.rows)  # not one more
     with pytest.raises(StoreError, match="not at its last epoch"):
         run(80, tmp_path, patience=1, lr=1e-9, resume=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from covey.data import keyed
 from covey.data.container import Data, Split
 from covey.errors import DataError
+from covey.tables import counted
 
 _SPLIT = 2  # keeps the split's numbers apart from those of the epochs' order
 _FEWER = 3  # and those of a subset apart from both
@@ -43,7 +44,7 @@ def stratified(
         if len(rows) < 1 + sum(sizes.values()):
             what = f"class {label!r} has" if classes is not None else "there are"
             raise DataError(
-                f"{what} only {len(rows)} samples, too few to have at least one in each of "
+                f"{what} only {counted(len(rows), 'sample')}, too few to have at least one in each of "
                 f"{', '.join(parts)}; add samples, leave it out with held_out, or ask for fewer parts "
                 "(validation=0)"
             )
