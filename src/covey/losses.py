@@ -82,45 +82,19 @@ def member_losses(
         class_weights: factors of the losses of each class's samples, (C,), likewise; for cross-entropy of either kind.
     """
     if kind == "mse":
-        squares = (outputs - _for_members(outputs, targets, outputs.shape[1:])).square()
-        return _weighted(squares.flatten(1), weights).mean(1)
+        return _weighted(_squares(outputs, targets), weights).mean(1)
     if kind == "gaussian":
-        mean, variance = gaussian(outputs)
-        goal = _for_members(mean, targets, mean.shape[1:])
-        each = F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none")
-        return _weighted(each.flatten(1), weights).mean(1)
+        return _weighted(_surprises(outputs, targets), weights).mean(1)
     if kind not in ("cross-entropy", "binary"):
         raise OptionError(f"kind is 'cross-entropy', 'binary', 'gaussian' or 'mse'; got {kind!r}.")
-    if outputs.ndim < 3:
-        raise OptionError(
-            f"outputs have shape {tuple(outputs.shape)}; expected those of an ensemble, (members, batch, classes). "
-            "For a plain network's logits (batch, classes) use torch.nn.functional.cross_entropy."
-        )
-    axis = _class_axis(outputs, targets) if class_dim is None else class_dim % (outputs.ndim - 1) + 1
-    logits = outputs.movedim(axis, -1)
-    if targets.is_floating_point():
-        shares = _for_members(outputs, targets, outputs.shape[1:]).movedim(axis, -1)
-        goal = shares.reshape(-1, logits.shape[-1])
-    else:
-        goal = _for_members(logits[..., 0], targets, logits.shape[1:-1]).reshape(-1).long()
+    logits, goal = _logits_and_goal(outputs, targets, class_dim)
     counts = None
-    if ignore_index is not None and not targets.is_floating_point():
+    if ignore_index is not None and not goal.is_floating_point():
         counts = goal != ignore_index
         goal = goal.masked_fill(~counts, 0)  # any class will do, since its loss is dropped
-    flat = logits.reshape(-1, logits.shape[-1])
-    if kind == "binary":
-        shares = goal if goal.is_floating_point() else F.one_hot(goal, flat.shape[-1]).to(flat.dtype)
-        shares = (1 - smoothing) * shares + smoothing / flat.shape[-1]
-        each = F.binary_cross_entropy_with_logits(flat, shares, reduction="none").mean(-1)
-    else:
-        each = F.cross_entropy(
-            flat, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL
-        )
+    each = _CLASS_LOSSES[kind](logits, goal, smoothing)
     if class_weights is not None:
-        _check_class_weights(class_weights, flat.shape[-1])
-        each = each * (
-            goal @ class_weights.to(goal.dtype) if goal.is_floating_point() else class_weights[goal]
-        )
+        each = each * _weights_of(goal, class_weights, classes=logits.shape[-1])
     each = _weighted(each.view(len(outputs), -1), weights)
     if counts is None:
         return each.mean(1)
@@ -147,19 +121,70 @@ def loss(
     return member_losses(outputs, targets, kind, smoothing, ignore_index).sum()
 
 
+def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The squared error at each position, (M, positions)."""
+    goal = _for_members(outputs, targets, outputs.shape[1:])
+    return (outputs - goal).square().flatten(1)
+
+
+def _surprises(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The negative log-likelihood under a Gaussian at each position, (M, positions)."""
+    mean, variance = gaussian(outputs)
+    goal = _for_members(mean, targets, mean.shape[1:])
+    return F.gaussian_nll_loss(mean, goal, variance, full=True, reduction="none").flatten(1)
+
+
+def _logits_and_goal(outputs: Tensor, targets: Tensor, class_dim: int | None) -> tuple[Tensor, Tensor]:
+    """Logits (all positions of all members, C), and for each a class number or the classes' probabilities."""
+    if outputs.ndim < 3:
+        raise OptionError(
+            f"outputs have shape {tuple(outputs.shape)}; expected those of an ensemble, (members, batch, classes). "
+            "For a plain network's logits (batch, classes) use torch.nn.functional.cross_entropy."
+        )
+    axis = _class_axis(outputs, targets) if class_dim is None else class_dim % (outputs.ndim - 1) + 1
+    logits = outputs.movedim(axis, -1)
+    classes = logits.shape[-1]
+    if targets.is_floating_point():
+        shares = _for_members(outputs, targets, outputs.shape[1:])
+        goal = shares.movedim(axis, -1).reshape(-1, classes)
+    else:
+        numbers = _for_members(logits[..., 0], targets, logits.shape[1:-1])
+        goal = numbers.reshape(-1).long()
+    return logits.reshape(-1, classes), goal
+
+
+def _cross_entropy(logits: Tensor, goal: Tensor, smoothing: float) -> Tensor:
+    return F.cross_entropy(logits, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL)
+
+
+def _binary(logits: Tensor, goal: Tensor, smoothing: float) -> Tensor:
+    """The mean over classes of each class's own binary cross-entropy."""
+    classes = logits.shape[-1]
+    shares = goal if goal.is_floating_point() else F.one_hot(goal, classes).to(logits.dtype)
+    shares = (1 - smoothing) * shares + smoothing / classes
+    return F.binary_cross_entropy_with_logits(logits, shares, reduction="none").mean(-1)
+
+
+_CLASS_LOSSES = {"cross-entropy": _cross_entropy, "binary": _binary}
+
+
+def _weights_of(goal: Tensor, class_weights: Tensor, classes: int) -> Tensor:
+    """The factor of each position: its class's, or the mean over its classes."""
+    if len(class_weights) > classes:
+        raise OptionError(
+            f"there are {len(class_weights)} class weights, and the network has {classes} outputs: give one for each."
+        )
+    if goal.is_floating_point():
+        return goal @ class_weights.to(goal.dtype)
+    return class_weights[goal]
+
+
 def _weighted(each: Tensor, weights: Tensor | None) -> Tensor:
     """Losses (M, B positions) times the factors of their samples, (B,) or (M, B)."""
     if weights is None:
         return each
     positions = each.shape[1] // weights.shape[-1]
     return each * weights.repeat_interleave(positions, -1).to(each.dtype)
-
-
-def _check_class_weights(weights: Tensor, classes: int) -> None:
-    if len(weights) > classes:
-        raise OptionError(
-            f"there are {len(weights)} class weights, and the network has {classes} outputs: give one for each."
-        )
 
 
 def own_losses(

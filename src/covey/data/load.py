@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from covey.data.raw import Raw, check_file, check_targets, hold_out
 from covey.data.splits import digest, stratified
 from covey.data.tokens import fit_text
 from covey.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
 
 _TEXT = {".txt", ".text", ".md", ""}
 _PARTS = ("train", "validation", "test")
@@ -98,48 +101,20 @@ def load(
         raise DataError(
             f"{name}: length is for texts, and these data are for {raw.task}; leave it out (--length)"
         )
-    strange: dict[str, Tensor] = {}
+    held: dict[str, Tensor] = {}
     if held_out:
-        raw, strange["held-out"] = hold_out(raw, held_out)
+        raw, held["held-out"] = hold_out(raw, held_out)
     rows = _rows(raw, 0.1 if validation is None else validation, 0.2 if test is None else test, seed)
     parts = {part: raw.parts[origin].take(numbers) for part, (origin, numbers) in rows.items()}
     columns: list[dict[str, Any]] = []
-    if raw.frame is not None:  # the inputs of a table are row numbers so far
-        if tokenizer is None:
-            columns = fit_columns(raw.frame, parts["train"].inputs.numpy())
-        else:
-            columns = [fit_text(raw.frame.iloc[:, 0], tokenizer, length)]
-        whole = encode(raw.frame, columns, name)
+    if raw.frame is not None:
+        columns, whole = _encoded(raw.frame, parts["train"].inputs, ask, name)
         parts = {part: Split(whole[s.inputs], s.targets) for part, s in parts.items()}
-        strange = {other: whole[numbers] for other, numbers in strange.items()}
+        held = {other: whole[numbers] for other, numbers in held.items()}
     parts, target_normalisation = _standardised_targets(parts, raw.task)
     shape = tuple(parts["test"].inputs.shape[1:])
-    normalisation = _normalisation(parts["train"] if len(parts["train"]) else parts["test"], shape)
-    about = {"shape": list(shape), "columns": columns}
-    for other in ood:
-        own = other not in KNOWN and Path(other).expanduser().exists()
-        if own:
-            strange[Path(other).name] = read_inputs(other, about)[1]
-        else:
-            found = read_known(other, folder, replace(ask, parts=("test",)))
-            strange[other] = like(_test_inputs(found, other), shape, other)
-    record = {
-        "source": name,
-        "task": raw.task,
-        "classes": [] if raw.task == "language" else list(raw.classes),
-        "shape": list(shape),
-        "seed": seed,
-        "counts": {part: len(s) for part, s in parts.items()},
-        "indices_sha256": {part: digest(numbers) for part, (_, numbers) in rows.items()},
-        "taken_from": {part: origin for part, (origin, _) in rows.items()},
-        "held_out": [str(h) for h in held_out],
-        "ood": {other: len(inputs) for other, inputs in strange.items()},
-        "normalisation": _listed(normalisation),
-        "target_normalisation": _listed(target_normalisation),
-        "columns": columns,
-        "notes": [*raw.notes, *column_notes(columns)],
-    }
-    return Data(
+    strange = held | _out_of_distribution(ood, shape, columns, folder, ask)
+    data = Data(
         parts["train"],
         parts["validation"],
         parts["test"],
@@ -147,10 +122,59 @@ def load(
         classes=raw.classes,
         shape=shape,
         ood=strange,
-        normalisation=normalisation,
+        normalisation=_normalisation(parts["train"] if len(parts["train"]) else parts["test"], shape),
         target_normalisation=target_normalisation,
-        record=record,
     )
+    chosen = {
+        "source": name,
+        "seed": seed,
+        "indices_sha256": {part: digest(numbers) for part, (_, numbers) in rows.items()},
+        "taken_from": {part: origin for part, (origin, _) in rows.items()},
+        "held_out": [str(h) for h in held_out],
+        "columns": columns,
+        "notes": [*raw.notes, *column_notes(columns)],
+    }
+    return replace(data, record={**_described(data), **chosen})
+
+
+def _encoded(
+    frame: pandas.DataFrame, train: Tensor, ask: Asked, name: str
+) -> tuple[list[dict[str, Any]], Tensor]:
+    """A table's columns as they were fitted on the training rows, and the whole table as tensors."""
+    if ask.tokenizer is None:
+        columns = fit_columns(frame, train.numpy())
+    else:
+        columns = [fit_text(frame.iloc[:, 0], ask.tokenizer, ask.length)]
+    return columns, encode(frame, columns, name)
+
+
+def _out_of_distribution(
+    names: tuple[str, ...], shape: tuple[int, ...], columns: list[dict[str, Any]], folder: Path, ask: Asked
+) -> dict[str, Tensor]:
+    """Inputs of other sets, known ones or the user's own, in this one's shape."""
+    about = {"shape": list(shape), "columns": columns}
+    found = {}
+    for name in names:
+        if name not in KNOWN and Path(name).expanduser().exists():
+            found[Path(name).name] = read_inputs(name, about)[1]
+        else:
+            other = read_known(name, folder, replace(ask, parts=("test",)))
+            found[name] = like(_test_inputs(other, name), shape, name)
+    return found
+
+
+def _described(data: Data) -> dict[str, Any]:
+    """What a run's record says of data that are ready."""
+    parts = dict(zip(_PARTS, (data.train, data.validation, data.test), strict=True))
+    return {
+        "task": data.task,
+        "classes": [] if data.task == "language" else list(data.classes),
+        "shape": list(data.shape),
+        "counts": {part: len(split) for part, split in parts.items()},
+        "ood": {other: len(inputs) for other, inputs in data.ood.items()},
+        "normalisation": _listed(data.normalisation),
+        "target_normalisation": _listed(data.target_normalisation),
+    }
 
 
 def _read(name: str, folder: Path, ask: Asked) -> Raw:
@@ -168,17 +192,26 @@ def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
     if not name:
         raise DataError("the name of the data is empty; give a known set, a folder or a file")
     path = Path(name).expanduser()
-    own = name not in KNOWN and path.exists()
-    if not own and name not in KNOWN:
+    if name in KNOWN:
+        _check_asked(name, ask, known=True)
+        return read_known(name, folder, ask)
+    if not path.exists():
         return read_known(name, folder, ask)  # which says what is known
-    is_table = own and path.suffix in table.SUFFIXES
+    _check_asked(name, ask, is_table=path.suffix in table.SUFFIXES, is_folder=path.is_dir())
+    return _read_own(path, ask)
+
+
+def _check_asked(
+    name: str, ask: Asked, *, known: bool = False, is_table: bool = False, is_folder: bool = False
+) -> None:
+    """Refuse options that mean nothing for these data; what would be left unused was meant for others."""
     if ask.target is not None and not is_table:
         raise DataError(
             f"{name}: a target is a column of a table of your own, and this is none; leave it out (--target)"
         )
-    if ask.image_size is not None and not (own and path.is_dir()):
+    if ask.image_size is not None and not is_folder:
         raise DataError(f"{name}: an image size is for folders of images; leave it out (--image-size)")
-    if ask.split and not name.startswith("uci/"):
+    if ask.split and not (known and name.startswith("uci/")):
         raise DataError(f"{name} has no standard splits, which UCI's sets have; leave split out (--split)")
     if ask.ignore and not is_table:
         raise DataError(
@@ -193,10 +226,12 @@ def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
             f"{name}: texts need a tokenizer that cuts them into tokens: give a network of Hugging Face "
             "(--network hf:NAME) or --tokenizer"
         )
-    if ask.skip_bad and not (own and path.is_dir()):
+    if ask.skip_bad and not is_folder:
         raise DataError(f"{name} is no folder of images, some of which could be skipped; leave skip_bad out")
-    if not own:
-        return read_known(name, folder, ask)
+
+
+def _read_own(path: Path, ask: Asked) -> Raw:
+    """A folder or file of the user's."""
     if path.is_dir():
         return pictures.read_folder(path, ask.image_size, skip_bad=ask.skip_bad)
     check_file(path, "a folder of images, a table, arrays or a text")
@@ -238,12 +273,9 @@ def _standardised_targets(
     std = torch.where(std > 0, std, 1.0)
     found = {}
     for part, split in parts.items():
-        values = (
-            (split.targets.double() - mean) / std
-            if known.ndim > 1
-            else (split.targets.double() - mean[0]) / std[0]
-        )
-        found[part] = Split(split.inputs, values.float())
+        values = split.targets.double().view(-1, len(mean))
+        scaled = (values - mean) / std
+        found[part] = Split(split.inputs, scaled.view_as(split.targets).float())
     return found, Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
