@@ -262,7 +262,7 @@ def test_a_uci_split_that_forgets_rows(tmp_path):
 
 def test_files_that_are_missing_and_may_not_be_downloaded(tmp_path):
     with pytest.raises(
-        DataError, match=r"train-images-idx3-ubyte.gz is not there .4 files are missing.*download=False"
+        DataError, match=r"train-images-idx3-ubyte.gz is not there .missing: 4 files.*download=False"
     ):
         load("mnist", tmp_path, download=False)
 
