@@ -70,3 +70,13 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         extras.load("pandas")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         extras.load("no_such_package")
+
+
+def test_a_package_that_fails_when_it_is_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "broken_package.py").write_text("raise RuntimeError('operator nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        MissingExtraError,
+        match=r"broken_package is installed and fails .* \(RuntimeError: operator nms does not exist\)",
+    ):
+        extras.load("broken_package")

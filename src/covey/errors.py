@@ -11,7 +11,16 @@ class CoveyError(Exception):
 
 
 class OptionError(CoveyError, ValueError):
-    """An option has a value that cannot work."""
+    """An option has a value that cannot work.
+
+    Args:
+        message: what is wrong.
+        setting: the option's name, where the message begins with it; the command line writes its flag instead.
+    """
+
+    def __init__(self, message: str = "", *, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
 
 
 class ConversionError(CoveyError, ValueError):

@@ -57,6 +57,12 @@ def load(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise explained(error) from None
+    except Exception as error:  # as packages do that were built for another version of torch
+        package = name.partition(".")[0]
+        raise MissingExtraError(
+            f"the package {package} is installed and fails when it is imported ({type(error).__name__}: {error}): "
+            "install versions that fit together."
+        ) from error
 
 
 def explained(error: ModuleNotFoundError) -> Exception:

@@ -79,7 +79,9 @@ class Method:
     def __post_init__(self) -> None:
         check_types(self)
         if self.members < 1:
-            raise OptionError(f"members is the number of networks, at least 1; got {self.members!r}.")
+            raise OptionError(
+                f"members is the number of networks, at least 1; got {self.members!r}.", setting="members"
+            )
 
     # --- making the ensemble --------------------------------------------------------------------------------
 

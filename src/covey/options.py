@@ -20,31 +20,41 @@ def check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
     covey.errors.OptionError: init is one of 'copy', 'fresh'; got 'new'.
     """
     if value not in known:
-        raise OptionError(f"{name} is one of {', '.join(map(repr, known))}; got {value!r}.")
+        raise _wrong(name, f"one of {', '.join(map(repr, known))}; got {value!r}.")
 
 
 def check_least(name: str, value: Any, least: float) -> None:
     """Refuse a number below the least, or what is no finite number."""
     if not is_number(value) or value < least:
-        raise OptionError(f"{name} is at least {least:g}; got {value!r}.")
+        raise _wrong(name, f"at least {least:g}; got {value!r}.")
 
 
 def check_above(name: str, value: Any, bound: float = 0.0) -> None:
     """Refuse a number that is not above a bound."""
     if not is_number(value) or value <= bound:
-        raise OptionError(f"{name} is above {bound:g}; got {value!r}.")
+        raise _wrong(name, f"above {bound:g}; got {value!r}.")
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
     """Refuse what is no whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name} is a whole number of at least {least}; got {value!r}.")
+        raise _wrong(name, f"a whole number of at least {least}; got {value!r}.")
 
 
 def check_between(name: str, value: Any, low: float, high: float) -> None:
     """Refuse a number outside a range; its ends belong to it."""
     if not is_number(value) or not low <= value <= high:
-        raise OptionError(f"{name} is from {low:g} to {high:g}; got {value!r}.")
+        raise _wrong(name, f"from {low:g} to {high:g}; got {value!r}.")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse a number that is no share of a whole, or all of it."""
+    if not is_number(value) or not 0 <= value < 1:
+        raise _wrong(name, f"at least 0 and below 1; got {value!r}.")
+
+
+def _wrong(name: str, rest: str) -> OptionError:
+    return OptionError(f"{name} is {rest}", setting=name)
 
 
 def check_types(given: Any) -> None:
@@ -55,7 +65,7 @@ def check_types(given: Any) -> None:
             continue
         value = getattr(given, field.name)
         if not fits(value, hints[field.name]):
-            raise OptionError(f"{field.name} is {in_words(hints[field.name])}; got {value!r}.")
+            raise _wrong(field.name, f"{in_words(hints[field.name])}; got {value!r}.")
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -52,7 +52,7 @@ from covey.train import Recipe
             ["compare", "--vary", "lr=1,2", "lr=3"],
             "--vary names lr twice; write all its values after one name",
         ),
-        (["compare", "--methods", "single", "--vary", "depth=1,2"], "depth=1: neither the method"),
+        (["compare", "--methods", "single", "--vary", "depth=1,2"], "--vary 'depth=1': neither the method"),
         (["compare", "--jobs", "2", "--ray"], "--jobs and --ray are two ways of running"),
         (["reproduce"], "covey reproduce takes a recipe's name"),
         (

@@ -39,9 +39,9 @@ TRAIN = [
     ("train single --epochs 0", "epochs is a whole number of at least 1; got 0"),
     ("train single --epochs -1", "epochs is a whole number of at least 1; got -1"),
     ("train single --lr fast", "--lr is a number; got 'fast'"),
-    ("train single --lr 0", "lr is above 0; got 0"),
+    ("train single --lr 0", "error: --lr is above 0; got 0"),
     ("train single --lr nan", "lr is above 0; got nan"),
-    ("train single --batch 0", "batch is a whole number of at least 1"),
+    ("train single --batch 0", "error: --batch is a whole number of at least 1"),
     ("train single --momentum 1.5", "momentum is at least 0 and below 1"),
     ("train single --decay -1", "decay is at least 0"),
     ("train single --ema 1.5", "ema is at least 0 and below 1"),
@@ -55,7 +55,7 @@ TRAIN = [
         "train single --accelerator cpu --precision 16-mixed",
         "--precision 16-mixed needs a GPU.*--precision bf16-mixed",
     ),
-    ("train single --accelerator tpu", "accelerator is 'auto', 'cpu', 'cuda' or 'mps'; got 'tpu'"),
+    ("train single --accelerator tpu", "--accelerator is one of 'auto', 'cpu', 'cuda', 'mps'; got 'tpu'"),
     ("train single --accelerator cuda", "torch sees no such device on this machine"),
     ("train single --devices 0", "devices is a whole number of at least 1"),
     ("train single --nodes 2", "--nodes 2, and this process was started alone: .* torchrun"),
@@ -64,7 +64,16 @@ TRAIN = [
     ("train single extra", "covey train single has no use for 'extra'"),
     ("train single --members 3", "covey train single has no flag --members"),
     ("train packed --alpha 0", "alpha is above 0"),
-    ("train packed --members 0", "members is"),
+    ("train packed --members 0", "error: --members is the number of networks, at least 1; got 0"),
+    ("train masksembles --options-scale 0.5", "error: --options-scale is at least 1; got 0.5"),
+    ("train late --method packed", "packed:init=fresh initialises .* packed:init=slice cuts them out"),
+    ("train deep-ensemble --network mlp+mlp", "deep-ensemble takes one network, and 2 .* superweights takes"),
+    (
+        "train swag --start 50",
+        r"start at epoch 50 of 20. Start it earlier \(--start\), or train longer \(--epochs\)",
+    ),
+    ("train fge --epochs 1", r"a cycle of 2 epochs does not fit in what is left. .* \(--cycle\)"),
+    ("train single --schedule.factor -1", "error: covey train single: --schedule.factor is above 0; got -1"),
     ("train batch-ensemble --init sgn", "--init is one of normal, sign, ones; got 'sgn'"),
     ("train batch-ensemble --where nowhere", "--where nowhere matches none"),
     ("train single --recipe nowhere.toml", "there is no recipe 'nowhere.toml'"),
@@ -88,7 +97,7 @@ IDLE = [
     ),
     ("train single --schedule.cycle 2", "it is for --schedule.kind cyclic or triangular"),
     ("train single --schedule.factor 0.5", "it is for --schedule.kind multistep"),
-    ("train single --schedule.kind multistep", "schedule.kind 'multistep' needs schedule.milestones"),
+    ("train single --schedule.kind multistep", "--schedule.kind 'multistep' needs --schedule.milestones"),
     ("train single --augment.magnitude 5", "it is for RandAugment, --augment.operations 1 or more"),
     ("train single --augment.switch 0.2", "it is for --augment.mixup and --augment.cutmix together"),
     ("train single --optimizer adamw --no-nesterov", "--nesterov changes nothing here"),
@@ -119,7 +128,20 @@ IDLE = [
 DATA = [
     ("train single --data nowhere", "'nowhere' is neither a known data set nor a file or folder that exists"),
     ("train single --data ''", "the name of the data is empty"),
-    ("train mc-dropout", "MC-dropout needs a network that draws random numbers"),
+    ("train mc-dropout", "MC-dropout needs a network .* such as --p 0.2 --after layer1.0.conv1"),
+    ("train single --network unet", "unet is for segmentation, and these data are for classification"),
+    (
+        "train single --data n.csv --target y --network lstm",
+        "lstm is for language, and these data are for regr",
+    ),
+    (
+        "train single --data shapes --network convnet",
+        "segmentation needs more: unet is the zoo's network for it",
+    ),
+    (
+        "train single --data photos --image-size 8 8 8",
+        "1 or 3 channels; got 8. A size is a side, or a height",
+    ),
     ("train single --data digit", "the nearest names are 'digits'"),
     ("train single --data yacht --split 3", "'yacht' is neither a known .* nearest names are 'uci/yacht'"),
     ("train single --data empty", "empty has no class folders; expected empty/CLASS/IMAGE"),
@@ -157,7 +179,10 @@ DATA = [
     ("train single --data n.csv --target y --smoothing 0.1", "label smoothing are for classes"),
     ("train single --data n.csv --target y --ignore-index 3", "--ignore-index names a class"),
     ("train single --data n.csv --target y --ood digits", "shape 1 x 8 x 8, which cannot be brought to 2;"),
-    ("train single --data n.csv --target y --augment.flip", "need images; these inputs have shape 2"),
+    (
+        "train single --data n.csv --target y --augment.flip",
+        "--augment.flip: only for images; .* shape 2",
+    ),
     ("train single --data n.csv --target y --text a", "texts need a tokenizer"),
     ("data short.csv --target y", "line 3 has 4 values where there are 3 columns; mend or remove it"),
     ("data head.csv --target y", "there are no samples"),
@@ -193,6 +218,8 @@ RUNS = [
     ("evaluate empty", "empty is no finished run"),
     ("evaluate run run", "covey evaluate has no use for 'run'"),
     ("evaluate run --limt 3", "has no flag --limt; the nearest names are '--limit'"),
+    ("evaluate run --limit many", "error: --limit is a whole number; got 'many'"),
+    ("evaluate numbers --data t.csv", "predicts a number, and the target is not numeric: it holds 'x'"),
     ("evaluate run --limit 0", "at least one sample of each part must stay"),
     ("evaluate run --corruptions -4", "corruptions: expected 0 or more test images, got -4"),
     ("evaluate table --corruptions 9", "corruptions: expected test images in memory"),
@@ -225,9 +252,15 @@ RUNS = [
     ("serve run --port abc", "--port is a whole number; got 'abc'"),
     ("serve run --defer -3", "--defer is a finite number of at least 0"),
     ("bench", r"covey bench needs FOLDER"),
+    ("bench run --repeats 0", "error: --repeats is a whole number of at least 1; got 0"),
     ("bench run --repeats x", "--repeats is a whole number; got 'x'"),
     ("bench run table", "covey bench has no use for 'table'"),
     ("distill", "takes the folder of a run that teaches"),
+    ("distill run single --truth 2", "error: --truth is from 0 to 1; got 2"),
+    (
+        "distill run --data n.csv --target y",
+        "run was trained on data with task classification, and n.csv has task regr",
+    ),
     ("distill nowhere", "nowhere is no finished run"),
     ("distill run --folder run", "--folder run is the teacher's own; choose another for the student"),
     ("export", r"covey export needs FOLDER"),
@@ -241,9 +274,19 @@ COMPARE = [
     ("compare --methods singel", "there is no method 'singel'"),
     ("compare --methods single single", "two of the runs are the same"),
     ("compare --methods single:lr", "an option is written name=value; got 'lr'"),
-    ("compare --methods single:lr=abc", "recipe.lr should be a finite number; got 'abc'"),
+    (
+        "compare --methods single:lr=abc",
+        "error: --methods single:lr=abc: lr should be a finite number; got 'abc'",
+    ),
     ("compare --methods single:members=3", "neither the method 'single' nor the recipe"),
-    ("compare --methods packed:alpha=-1", "alpha is above 0; got -1"),
+    ("compare --methods packed:alpha=-1", "error: --methods packed:alpha=-1: alpha is above 0; got -1"),
+    ("compare --methods packed:member=3", "has a setting 'member'; the nearest names are 'members'"),
+    (
+        "compare --methods single,packed",
+        "--methods takes names with spaces between them; got 'single,packed'",
+    ),
+    ("compare single packed", "methods stand behind a flag: covey compare --methods single packed"),
+    ("compare --vary epochs=0", "error: --vary 'epochs=0': epochs is a whole number of at least 1; got 0"),
     ("compare --methods single:seed=3", "the seeds of all methods are given by --seeds"),
     ("compare --vary seed=1,2", "the seeds of all methods are given by --seeds"),
     ("compare --vary lr", "--vary is written name=value,value; got 'lr'"),
@@ -252,6 +295,10 @@ COMPARE = [
     ("compare --methods single --baseline nope", "--baseline 'nope' is not compared; there are 'single'"),
     ("compare --search -1", "--search is how many settings to try, at least 2"),
     ("compare --search 2 --space lr=1..0.1", "'lr=1..0.1' should have 0 < low < high"),
+    (
+        "compare --methods single --search 2 --space foo=1..2",
+        "error: --space: neither .* has a setting 'foo'",
+    ),
     ("compare --space lr=0.1..1", "give --search how many settings to try"),
     ("compare --search 2 --validation 0", "--search chooses by validation data"),
     ("compare --corruptions -1", "--corruptions is a number of test samples, 0 or more; got -1"),
@@ -266,6 +313,7 @@ COMPARE = [
     ("reproduce nope", "there is no recipe 'nope'"),
     ("reproduce --scale tiny nope", "--scale is one of full, small; got 'tiny'"),
     ("nonesuch", "there is no command 'nonesuch'"),
+    ("report run", "there is no command 'report'; `covey evaluate FOLDER` writes the report of a run"),
 ]
 
 PYTHON = [
@@ -274,6 +322,8 @@ PYTHON = [
     r"\[Errno",
     r"\.covey-",  # a draft's name
     r"\w=(True|False|None)\b",
+    r"[A-Z]\w*\([a-z_]*=",  # a class with options
+    r"error: (options|recipe|dataset|network)\.",
     r"<class '|object at 0x|NoneType",
     r"torch\.(float|int|Size)",
     r"invalid literal|could not convert",
@@ -350,7 +400,7 @@ def test_there_are_many_and_no_two_alike():
     commands = (
         "train compare evaluate predict serve bench distill export methods networks data reproduce show"
     )
-    assert {words.split()[0] for words in typed} == {*commands.split(), "nonesuch"}
+    assert {words.split()[0] for words in typed} == {*commands.split(), "nonesuch", "report"}
 
 
 @pytest.mark.parametrize(

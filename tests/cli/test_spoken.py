@@ -42,7 +42,7 @@ def told(tmp_path, monkeypatch, capsys):
         ("train late-phase --network mlp --epochs 4", "error: --where norms matches nothing"),
         (
             "train single --schedule.kind multistep",
-            "train single: schedule.kind 'multistep' needs schedule.milestones",
+            "train single: --schedule.kind 'multistep' needs --schedule.milestones",
         ),
     ],
 )

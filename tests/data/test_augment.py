@@ -178,7 +178,7 @@ def test_mixup_of_a_regression_mixes_numbers():
 def test_images_only():
     split = Split(torch.zeros(4, 3), torch.zeros(4))
     data = Data(split, split, split, "regression", (), (3,))
-    with pytest.raises(OptionError, match=r"need images; these inputs have shape \(3,\)"):
+    with pytest.raises(OptionError, match=r"augment.*: only for images; these inputs have shape \(3,\)"):
         train_batch(data, torch.arange(4), Augment(flip=True), seed=0, epoch=0)
 
 

@@ -293,7 +293,7 @@ BAD = [
     ({"network": mlp(6, 2)}, DataError, "the network has 2 outputs and the data need 3: 3 classes"),
     ({"recipe": Recipe(loss="mse")}, OptionError, "loss='mse' is for numbers"),
     ({"recipe": Recipe(choose="rmse")}, OptionError, "choose='rmse' is not defined for classification"),
-    ({"recipe": Recipe(augment=Augment(flip=True))}, OptionError, "need images"),
+    ({"recipe": Recipe(augment=Augment(flip=True))}, OptionError, "augment.flip: only for images"),
     ({"resume": True}, OptionError, "resume=True needs the folder"),
     ({"machine": replace(QUIET, tensorboard=True)}, OptionError, "tensorboard=True needs a folder"),
     (
@@ -333,9 +333,9 @@ def test_more_mistakes():
         fit(mlp(1, 1), line(), Recipe(smoothing=0.1), machine=QUIET)
     with pytest.raises(OptionError, match="3 of them do not divide among 2"):
         Machine(devices=2, shards=3)
-    with pytest.raises(OptionError, match="precision is '32-true'"):
+    with pytest.raises(OptionError, match="precision is one of '32-true'"):
         Machine(precision="fp8")
-    with pytest.raises(OptionError, match="accelerator is 'auto'"):
+    with pytest.raises(OptionError, match="accelerator is one of 'auto'"):
         Machine(accelerator="tpu9")
 
 

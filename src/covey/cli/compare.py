@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -125,6 +126,8 @@ class Results:
 
 def compare(args: Sequence[str]) -> int:
     """Train several methods and seeds and write one report: covey compare --methods A B --seeds 0 1 2"""
+    if args and not args[0].startswith("-"):
+        raise UsageError(f"methods stand behind a flag: covey compare --methods {shlex.join(args)}")
     file = flag_value(args, "--recipe")
     scale = flag_value(args, "--scale") or "full"
     own, start = CompareFlags(), usual_settings(args)
@@ -212,15 +215,20 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
     labels: Counter[str] = Counter()
     for spec, varied, seed in itertools.product(own.methods, _variations(own.vary), own.seeds):
         name, _, text = spec.partition(":")
+        if "," in name or " " in name:
+            raise UsageError(f"--methods takes names with spaces between them; got {name!r}.")
         kind = registry.lookup(name)
-        given = parse_options(registry.split_options(text))
+        with said_of(f"--methods {spec}"):
+            given = parse_options(registry.split_options(text))
         if "seed" in {**given, **varied}:
             raise UsageError(
                 "the seeds of all methods are given by --seeds; leave seed out of --methods and --vary."
             )
         start = base.options if name == base.method else kind()
-        settings = apply_settings(replace(base, method=name, options=start), given, OWN_FIRST)
-        settings = apply_settings(settings, varied, OWN_LAST)
+        with said_of(f"--methods {spec}"):
+            settings = apply_settings(replace(base, method=name, options=start), given, OWN_FIRST)
+        with said_of("--vary " + " ".join(f"'{k}={v}'" for k, v in varied.items())):
+            settings = apply_settings(settings, varied, OWN_LAST)
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed)).complete()
         words = [spec.replace(":", " ").replace(",", " ")]
         file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
@@ -234,6 +242,15 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
     if len(set(names)) < len(names):
         raise UsageError("two of the runs are the same: a method, a setting or a seed stands there twice.")
     return planned
+
+
+@contextlib.contextmanager
+def said_of(typed: str) -> Iterator[None]:
+    """Errors about settings begin with what was typed."""
+    try:
+        yield
+    except OptionError as error:
+        raise UsageError(f"{typed}: {error}") from error
 
 
 def execute(
@@ -282,13 +299,15 @@ def _do_all(
     results: Results | None,
 ) -> list[PlannedRun]:
     """Do the runs and say how each went; returns those that failed."""
-    failed = []
+    failed, said = [], ""
     for done, (one, error) in enumerate(way(planned), 1):
         seed = one.settings.recipe.seed
         which = f"seed {seed}" if one.repeat == seed else f"repetition {one.repeat}"
-        print(f"[{done}/{len(planned)}] {one.label} {which}: {with_flags(error or 'done')}", flush=True)
+        outcome = "done" if not error else "the same error" if error == said else with_flags(error)
+        print(f"[{done}/{len(planned)}] {one.label} {which}: {outcome}", flush=True)
         if error:
             failed.append(one)
+            said = error
         elif results is not None:
             results.write()
     return failed
@@ -412,13 +431,14 @@ def apply_settings(settings: Settings, given: Mapping[str, Any], order: Sequence
             head, _, leaf = own.partition(".")
             if hasattr(present, head):
                 settings = replace(
-                    settings, **{part: updated(present, {head: {leaf: value} if leaf else value}, part)}
+                    settings, **{part: updated(present, {head: {leaf: value} if leaf else value}, "")}
                 )
                 break
         else:
+            known = [f.name.replace("_", "-") for part in order for f in fields(getattr(settings, part))]
             raise UsageError(
-                f"{name}={value}: neither the method {settings.method!r} nor the recipe, the data or the network has "
-                "such a setting."
+                f"neither the method {settings.method!r} nor the recipe, the data or the network has a setting "
+                f"{name!r}{suggest(name, known)}."
             )
     return settings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from covey.cli import run
 from covey.cli.flags import UsageError
 from covey.cli.settings import SINGLE, Network, Settings
 from covey.cli.train import check_typed, ended, flag_value, read_run, tell_scores
+from covey.data import Data
 from covey.ensemble import Ensemble
 
 
@@ -129,6 +130,18 @@ def _lesson(ensemble: Ensemble, teacher: Path, own: DistillFlags) -> run.Lesson:
     }
     return run.Lesson(
         learn=partial(deploy.distill, ensemble, temperature=own.temperature, truth=own.truth),
-        check=lambda data: run.check_same_data(data, record, teacher),
+        check=lambda data: _check_answers(data, record, teacher),
         described=described,
     )
+
+
+def _check_answers(data: Data, record: Mapping[str, Any], teacher: Path) -> None:
+    """Refuse data that the teacher was not made for."""
+    for name in ("task", "shape", "classes"):
+        known, given = record[name], data.record[name]
+        if given != known:
+            raise UsageError(
+                f"{teacher} was trained on data with {name} {run.in_short(known)}, and {data.record['source']} has "
+                f"{name} {run.in_short(given)}: a teacher answers only data like its own. Choose other --data, or "
+                "leave it out."
+            )

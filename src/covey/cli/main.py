@@ -22,6 +22,14 @@ _GO_ON = {
 """What to do after Ctrl-C, by command."""
 
 
+_INSTEAD = {
+    "report": "; `covey evaluate FOLDER` writes the report of a run, `covey compare` one of several",
+    "fit": "; `covey train METHOD` trains",
+    "test": "; `covey evaluate FOLDER` scores a run on its test data",
+}
+"""What to type instead of a command that does not exist, where the nearest name would mislead."""
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 for success, 2 for a mistake in what was asked, 1 for a fault."""
     words = list(sys.argv[1:] if args is None else args)
@@ -33,7 +41,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except MissingExtraError as error:  # without it, what knows the flags may not be importable either
         return _failed(error, 2, verbose)
     except CoveyError as error:
-        return _failed(error, 2, verbose, spoken=_with_flags)
+        from covey.cli.spoken import told  # which knows every method, and so takes its time
+
+        return _failed(error, 2, verbose, message=told(error, words))
     except ModuleNotFoundError as error:
         return _failed(explained(error), 2, verbose)
     except KeyboardInterrupt:
@@ -43,8 +53,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout = None
         return 0
     except OSError as error:
-        said = _of_the_system(error)
-        return _failed(error, 2, verbose, spoken=lambda _: said)
+        return _failed(error, 2, verbose, message=_of_the_system(error))
     except Exception as error:
         print("covey: this is a fault of covey, not of yours", file=sys.stderr)
         return _failed(error, 1, verbose=True)
@@ -99,22 +108,18 @@ def _dispatch(words: Sequence[str]) -> int:
     if words[0] not in known:
         from covey.cli.flags import UsageError
 
-        raise UsageError(f"there is no command {words[0]!r}{suggest(words[0], known)}.")
+        instead = _INSTEAD.get(words[0]) or suggest(words[0], known)
+        raise UsageError(f"there is no command {words[0]!r}{instead}.")
     return known[words[0]](words[1:])
 
 
-def _failed(error: Exception, code: int, verbose: bool, spoken: Callable[[str], str] = str) -> int:
+def _failed(error: Exception, code: int, verbose: bool, message: str | None = None) -> int:
     if verbose:
         traceback.print_exception(error)
-    message = spoken(" ".join(str(error).split()))
+    if message is None:
+        message = " ".join(str(error).split())
     print(f"covey: error: {message or type(error).__name__}", file=sys.stderr)
     return code
-
-
-def _with_flags(message: str) -> str:
-    from covey.cli.spoken import with_flags  # which knows every method, and so takes its time
-
-    return with_flags(message)
 
 
 def _of_the_system(error: OSError) -> str:

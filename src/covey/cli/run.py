@@ -392,12 +392,13 @@ def check_same_data(data: Data, before: Mapping[str, Any], folder: Path) -> None
         value = data.record[name]
         if before[name] != value:
             raise StoreError(
-                f"{folder} was trained on data with {name} {_short(before[name])}, and {SETTINGS} leads to data with "
-                f"{name} {_short(value)}: the data are others now, or {SETTINGS} was changed."
+                f"{folder} was trained on data with {name} {in_short(before[name])}, and {SETTINGS} leads to data with "
+                f"{name} {in_short(value)}: the data are others now, or {SETTINGS} was changed."
             )
 
 
-def _short(value: Any) -> str:
+def in_short(value: Any) -> str:
+    """A value in at most 83 characters."""
     text = str(value)
     return text if len(text) <= 80 else text[:80] + "..."
 

@@ -18,7 +18,7 @@ import torch
 
 from covey import registry
 from covey.cli import run
-from covey.cli.compare import OWN_LAST, PlannedRun, apply_settings
+from covey.cli.compare import OWN_LAST, PlannedRun, apply_settings, said_of
 from covey.cli.flags import UsageError
 from covey.cli.settings import Settings
 from covey.errors import OptionError
@@ -129,7 +129,8 @@ def searched(
     trials: dict[tuple[str, int], tuple[PlannedRun, dict[str, Any]]] = {}
     for label, one in first.items():
         for k, given in enumerate(candidates(spaces, count, one.settings.recipe.seed)):
-            settings = apply_settings(one.settings, given, OWN_LAST)
+            with said_of("--space"):
+                settings = apply_settings(one.settings, given, OWN_LAST)
             place = folder / "search" / f"{one.folder.name}-{k}"
             trials[label, k] = (
                 PlannedRun(f"{label} trial {k}", settings, place, one.repeat, trial=True),

@@ -27,7 +27,7 @@ from covey.store import load as stored_ensemble
 from covey.tensor_files import check_size
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
-from covey.zoo import from_file, names
+from covey.zoo import NETWORKS, from_file, names
 
 SINGLE = "single"
 BYTES = 256  # classes of a text
@@ -150,6 +150,7 @@ class Network:
         column = (record["columns"] or [{}])[0]
         made = []
         for name in names.split(self.network or _usual(record)):
+            _check_task(name, record["task"])
             network = names.build(
                 name,
                 shape=record["shape"],
@@ -267,6 +268,7 @@ def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
     """A dataclass with some fields replaced by values from a file, which are checked against its types."""
     if not isinstance(given, Mapping):
         raise OptionError(f"{where} should be a table of settings; got {given!r}.")
+    prefix = f"{where}." if where else ""
     known = {f.name: f for f in fields(default)}
     kind: type = type(default)
     hints = type_hints(kind)
@@ -276,13 +278,13 @@ def updated(default: Any, given: Mapping[str, Any], where: str) -> Any:
             raise OptionError(f"{where} has no setting {key!r}{suggest(key, known)}.")
         present = getattr(default, key)
         if is_dataclass(present) and isinstance(value, Mapping):
-            values[key] = updated(present, value, f"{where}.{key}")
+            values[key] = updated(present, value, f"{prefix}{key}")
             continue
         if isinstance(value, str) and get_origin(hints[key]) is tuple:
             value = [value]
         values[key] = tuple(value) if isinstance(value, list) else value
         if not fits(values[key], hints[key]):
-            raise OptionError(f"{where}.{key} should be {in_words(hints[key])}; got {values[key]!r}.")
+            raise OptionError(f"{prefix}{key} should be {in_words(hints[key])}; got {values[key]!r}.")
     return replace(default, **values)
 
 
@@ -304,6 +306,20 @@ def is_table(source: str) -> bool:
 
 USUAL = {"language": "lstm", "segmentation": "unet"}
 """The network for a task that not every network can do."""
+
+
+def _check_task(name: str, task: str) -> None:
+    """Refuse a network of the zoo that gives other answers than the task asks for."""
+    made_for = next((known for known, network in USUAL.items() if network == name), None)
+    if made_for not in (None, task):
+        raise OptionError(
+            f"{name} is for {made_for}, and these data are for {task}: leave the network out (--network) to get one "
+            "that fits, or see `covey networks`."
+        )
+    if task in USUAL and made_for is None and name in NETWORKS:
+        raise OptionError(
+            f"{name} gives one answer for a sample, and {task} needs more: {USUAL[task]} is the zoo's network for it."
+        )
 
 
 def _usual(record: Mapping[str, Any]) -> str:

@@ -68,15 +68,19 @@ class Augment:
         if not 0 <= self.switch <= 1:
             raise OptionError(f"augment.switch is a share from 0 to 1; got {self.switch}")
 
-    @property
-    def needs_images(self) -> bool:
-        """Whether anything but mixup is asked for."""
-        return bool(self.area or self.pad or self.flip or self.operations or self.cutout or self.cutmix)
+    def asked(self, *names: str) -> list[str]:
+        """Which of these are switched on."""
+        return [f"augment.{name}" for name in names if getattr(self, name)]
 
     @property
-    def moves_pixels(self) -> bool:
-        """Whether anything is asked for that a class of each pixel could not follow."""
-        return bool(self.area or self.operations or self.mixup or self.cutmix)
+    def for_images(self) -> list[str]:
+        """What is asked for that only images have: anything but mixup."""
+        return self.asked("area", "pad", "flip", "operations", "cutout", "cutmix")
+
+    @property
+    def moves_pixels(self) -> list[str]:
+        """What is asked for that a class of each pixel could not follow."""
+        return self.asked("area", "operations", "mixup", "cutmix")
 
 
 def train_batch(
@@ -98,15 +102,15 @@ def train_batch(
         (*indices.shape, ...): as stored, or with mixup or cutmix a table of probabilities (*indices.shape, C) for
         classes.
     """
-    if augment.needs_images and len(data.shape) != 3:
+    if augment.for_images and len(data.shape) != 3:
         raise OptionError(
-            f"area, pad, flip, operations, cutout and cutmix need images; these inputs have shape {data.shape}. "
-            "Switch them off, or use mixup alone"
+            f"{', '.join(augment.for_images)}: only for images; these inputs have shape {data.shape}. Of all "
+            "augmentations, mixup alone is for any inputs"
         )
     if data.task == "segmentation" and augment.moves_pixels:
         raise OptionError(
-            "area, operations, mixup and cutmix would leave the classes of pixels behind; switch them off. pad and "
-            "flip move the classes too"
+            f"{', '.join(augment.moves_pixels)}: would change images and not the classes of their pixels; "
+            "leave it out. pad and flip change both"
         )
     if (augment.mixup or augment.cutmix) and not (data.shape and data.train.by_number):
         raise OptionError(

@@ -103,12 +103,24 @@ def _array_answers(path: Path, record: dict[str, Any]) -> Tensor:
     return _answers(values, record, path)
 
 
+def _word_in(values: np.ndarray) -> str:
+    """The first value that is no number."""
+    for value in values.ravel().tolist():
+        try:
+            float(value)
+        except ValueError:
+            return str(value)
+    return ""
+
+
 def _answers(values: np.ndarray, record: dict[str, Any], path: Path) -> Tensor:
     if record["task"] == "regression":
         try:
             numbers = torch.from_numpy(values.astype(np.float64))
-        except ValueError as error:
-            raise DataError(f"{path}: the target is not numeric: {error}") from error
+        except ValueError:
+            raise DataError(
+                f"{path}: the network predicts a number, and the target is not numeric: it holds {_word_in(values)!r}"
+            ) from None
         unit = record["target_normalisation"]
         if unit is None:
             return numbers.float()

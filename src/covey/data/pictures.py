@@ -58,7 +58,9 @@ def read_good_images(
     if not paths:
         raise DataError("there are no image files to read")
     if channels not in (None, *_MODES):
-        raise DataError(f"images have 1 or 3 channels; got channels={channels}")
+        raise DataError(
+            f"images have 1 or 3 channels; got {channels}. A size is a side, or a height and a width"
+        )
     wanted = (size, size) if isinstance(size, int) else size
     if wanted is not None and (len(wanted) != 2 or min(wanted) < 1):
         raise DataError(f"image_size is a side or a height and a width of at least 1 pixel; got {given}")

@@ -223,7 +223,7 @@ def check_plan(name: str, stream: Stream, ensemble: Ensemble, chunk: int | None)
             raise OptionError(
                 f"plan 'split' gives each of the {ensemble.members} members a part of every minibatch, and one of "
                 f"them has {counted(least, 'sample')} ({stream.samples} in batches of {stream.batch}). "
-                "Choose another batch."
+                "Choose another minibatch size (batch=)."
             )
 
 

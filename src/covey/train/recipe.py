@@ -8,6 +8,7 @@ from typing import Literal
 
 from covey.data import Augment
 from covey.errors import OptionError
+from covey.options import check_above, check_choice, check_least, check_share, check_whole
 from covey.tables import counted
 from covey.train.schedules import Schedule, epoch_of
 
@@ -92,25 +93,20 @@ class Recipe:
             "run": ("auto", "loop", "batched"),
         }
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise OptionError(
-                    f"{name} is one of {', '.join(map(repr, known))}; got {getattr(self, name)!r}."
-                )
+            check_choice(name, getattr(self, name), known)
         for name in ("epochs", "batch", "accumulate", "member_chunk", "patience", "checkpoint"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise OptionError(f"{name} is a whole number of at least 1; got {value!r}.")
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
         for name in ("lr", "clip"):
-            value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise OptionError(f"{name} is above 0; got {value}.")
+            if getattr(self, name) is not None:
+                check_above(name, getattr(self, name))
         for name in ("momentum", "ema", "smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise OptionError(f"{name} is at least 0 and below 1; got {getattr(self, name)}.")
+            check_share(name, getattr(self, name))
         if self.average is not None:
             if not 0 <= epoch_of(self.average, self.epochs) < self.epochs:
                 raise OptionError(
-                    f"average is a moment before the end of {counted(self.epochs, 'epoch')}; got {self.average}."
+                    f"average is a moment before the end of {counted(self.epochs, 'epoch')}; got {self.average}.",
+                    setting="average",
                 )
             if self.ema or self.keep == "best" or self.patience is not None:
                 raise OptionError(
@@ -118,9 +114,8 @@ class Recipe:
                     "ask for one."
                 )
         if not -(2**63) <= self.seed < 2**63:
-            raise OptionError(f"seed is a whole number of at most 64 bits; got {self.seed}.")
-        if self.decay < 0:
-            raise OptionError(f"decay is at least 0; got {self.decay}.")
+            raise OptionError(f"seed is a whole number of at most 64 bits; got {self.seed}.", setting="seed")
+        check_least("decay", self.decay, 0)
 
     def scaled(self, by: float) -> Recipe:
         """The same recipe with `by` times as many epochs, at least one, and its schedule in proportion.
@@ -168,13 +163,11 @@ class Machine:
 
     def __post_init__(self) -> None:
         for name in ("devices", "nodes", "shards", "threads"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise OptionError(f"{name} is a whole number of at least 1; got {value!r}.")
-        if self.accelerator not in ("auto", "cpu", "cuda", "gpu", "mps"):
-            raise OptionError(f"accelerator is 'auto', 'cpu', 'cuda' or 'mps'; got {self.accelerator!r}.")
-        if self.precision not in ("32-true", "bf16-mixed", "16-mixed"):
-            raise OptionError(f"precision is '32-true', 'bf16-mixed' or '16-mixed'; got {self.precision!r}.")
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        if self.accelerator != "gpu":  # another word for cuda
+            check_choice("accelerator", self.accelerator, ("auto", "cpu", "cuda", "mps"))
+        check_choice("precision", self.precision, ("32-true", "bf16-mixed", "16-mixed"))
         world = self.devices * self.nodes
         if self.shards > 1 and self.shards % world:
             raise OptionError(

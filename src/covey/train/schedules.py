@@ -43,7 +43,9 @@ class Schedule:
         if self.kind not in SHAPES:
             raise OptionError(f"schedule.kind is one of {', '.join(SHAPES)}; got {self.kind!r}.")
         if list(self.milestones) != sorted(self.milestones):
-            raise OptionError(f"schedule.milestones are epochs in rising order; got {self.milestones}.")
+            raise OptionError(
+                f"schedule.milestones are epochs in rising order; got {', '.join(map(str, self.milestones))}."
+            )
         if self.kind == "multistep" and not self.milestones:
             raise OptionError("schedule.kind 'multistep' needs schedule.milestones, the epochs of its drops.")
         if self.end is not None and self.end <= self.start:

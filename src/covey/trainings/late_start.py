@@ -82,7 +82,8 @@ class Late(Training):
         begin = epoch_of(self.start, recipe.epochs)
         if begin >= recipe.epochs:
             raise OptionError(
-                f"the ensemble would start at epoch {begin}, and training ends at {recipe.epochs}; start it earlier."
+                f"the ensemble would start at epoch {begin}, and training ends at {recipe.epochs}; start it "
+                "earlier (start=)."
             )
         result = _collapsed if self.collapse else None
         if self._stays_single(

@@ -112,7 +112,7 @@ def gathered(networks: Sequence[nn.Module], method: Replicate, like: Ensemble) -
 def check_whole_run(recipe: Recipe, members: int = 1) -> None:
     """Refuse what would end a run before its last member is there."""
     if members < 1:
-        raise OptionError(f"members is the number of networks, at least 1; got {members}.")
+        raise OptionError(f"members is the number of networks, at least 1; got {members}.", setting="members")
     if recipe.keep == "best" or recipe.patience is not None:
         raise OptionError(
             "members along a trajectory end with the last of them, so keep='best' and patience, which stop at the "
