@@ -24,7 +24,14 @@ from vision import declare_operators
 Kind = Literal["convolutional", "vision transformer", "transformer", "recurrent", "mlp", "other"]
 BATCH = 4
 CLASSES = 5
-SOURCES = ("plain_networks", "unusual_networks", "habit_networks", "timm_networks", "transformers_networks")
+SOURCES = (
+    "plain_networks",
+    "unusual_networks",
+    "habit_networks",
+    "field_networks",
+    "timm_networks",
+    "transformers_networks",
+)
 
 
 @dataclass(frozen=True)

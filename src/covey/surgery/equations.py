@@ -228,6 +228,7 @@ def eliminate(found: Probe) -> System:
             late.append(equation)
         else:
             system.use(equation, gap)
+    _settle_numbers(found, system)
     # What a width would be if the network's code did not cut it or write it as a number.
     _find_widths(found, system)
     system.wished = replace(
@@ -243,6 +244,15 @@ def eliminate(found: Probe) -> System:
 def _is_long(equation: Equation) -> bool:
     symbols = len(equation.left.free_symbols) + len(equation.right.free_symbols)
     return symbols > 2
+
+
+def _settle_numbers(found: Probe, system: System) -> None:
+    """Numbers in the code that no layer is as wide as are no widths: coordinates or noise beside the input."""
+    sizes = [system.resolve(expr).free_symbols for expr in found.recorder.widths]
+    for symbol in found.recorder.numbers:
+        is_width = any(symbols == {symbol} for symbols in sizes)
+        if symbol not in system.solved and not is_width:
+            system.solved[symbol] = sympy.Integer(system.original[symbol])
 
 
 def _find_widths(found: Probe, system: System) -> None:

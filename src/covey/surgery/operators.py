@@ -589,6 +589,7 @@ def _concatenation(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor])
         for tensor, part in zip(tensors, parts, strict=True):
             if not carries_data(tensor):
                 rec.position(part)  # class tokens and the like, put next to the data
+        parts = tuple(part if isinstance(part, Size) else rec.number(part) for part in parts)
     whole = sum(parts[1:], parts[0])
     rec.compose(whole, "sum", parts)
     others = broadcast(rec, [_without(shape, axis) for shape in shapes])

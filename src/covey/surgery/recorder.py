@@ -63,6 +63,7 @@ class Recorder:
         compositions: how an axis of this size is put together.
         is_listening: whether comparisons in the network's code count.
         viewed: sizes that each module reshaped tensors to, by the module's path.
+        numbers: symbols of numbers in the network's code that may stand in the place of a width.
     """
 
     def __init__(self, modules: ModuleNames) -> None:
@@ -77,6 +78,7 @@ class Recorder:
         self.summed: set[Expr] = set()
         self.compositions: dict[Expr, Composition] = {}
         self.viewed: dict[str, set[Expr]] = {}
+        self.numbers: set[Symbol] = set()
         self._met: set[tuple[Expr, Expr]] = set()
         self._demanded: set[tuple[Expr, Expr]] = set()
         self._data_symbols: dict[int, Size] = {}
@@ -103,6 +105,14 @@ class Recorder:
             self.data.add(made.formula)
             self._data_symbols[value] = made
         return self._data_symbols[value]
+
+    def number(self, size: int) -> int:
+        """A symbol for a number in the network's code, where adding it to the input's sizes would hide it."""
+        made = self.symbol(size, f"number {size}")
+        if isinstance(made, Size):
+            self.numbers.add(made.formula)
+            self.equate(made, int(size))
+        return made
 
     def is_data(self, size: int) -> bool:
         """Whether the input has a part in this size."""
