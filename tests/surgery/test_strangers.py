@@ -260,6 +260,15 @@ WORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, 
         lambda: torch.randn(4, 6),
         {"first.weight": (8, 6)},
     ),
+    "noise beside the input": (
+        lambda: Own(
+            lambda net, x: net.head(net.first(torch.cat([x, torch.ones(len(x), 8)], 1))),
+            first=nn.Linear(6 + 8, 16),
+            head=nn.Linear(16, 5),
+        ),
+        rows,
+        {"first.weight": (8, 14)},
+    ),
 }
 
 
@@ -273,6 +282,13 @@ def test_it_narrows(name: str) -> None:
     again = apply_edits(network, small.edits)
     again.load_state_dict(small.network.state_dict())
     torch.testing.assert_close(again.eval()(x), small.network.eval()(x))
+
+
+def _two_steps(net: Any, x: Tensor) -> Tensor:
+    state = x.new_zeros(len(x), 16, *x.shape[2:])
+    for _ in range(2):
+        state = net.step(torch.cat([x, state], 1)).tanh()
+    return _pooled(net, state)
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -293,6 +309,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
             lambda net, x: _pooled(net, sum(net.one(x).split(4, 1))), one=conv(3, 16), head=nn.Linear(4, 5)
         ),
         r"'one.weight \(axis 0\)', which is written as a number",
+    ),
+    "a state of zeros beside the input": (
+        lambda: Own(_two_steps, step=conv(3 + 16, 16), head=nn.Linear(16, 5)),
+        r"'step.weight \(axis 0\)', which is written as a number.*torch.cat\(\[x, state\], 1\)",
     ),
     "what must divide": (
         lambda: nn.Sequential(conv(3, 36), nn.GroupNorm(12, 36), conv(36, 5)),

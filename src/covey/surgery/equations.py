@@ -248,10 +248,13 @@ def _is_long(equation: Equation) -> bool:
 
 def _settle_numbers(found: Probe, system: System) -> None:
     """Numbers in the code that no layer is as wide as are no widths: coordinates or noise beside the input."""
-    sizes = [system.resolve(expr).free_symbols for expr in found.recorder.widths]
-    for symbol in found.recorder.numbers:
-        is_width = any(symbols == {symbol} for symbols in sizes)
-        if symbol not in system.solved and not is_width:
+    widths: Symbols = set()
+    for expr in found.recorder.widths:
+        _, rest = system.resolve(expr).as_coeff_Mul()
+        if rest.is_Symbol:  # that wide, or a multiple of it; a sum is the number and the input's width
+            widths.add(rest)
+    for symbol in found.recorder.numbers - widths:
+        if symbol not in system.solved:
             system.solved[symbol] = sympy.Integer(system.original[symbol])
 
 
