@@ -161,7 +161,7 @@ def test_augmentation_moves_the_classes_with_the_pixels() -> None:
     moved, masks = train_batch(twin, numbers, Augment(flip=True, pad=2), seed=0, epoch=0)
     beyond = masks == 255
     assert torch.equal(moved[:, 0][~beyond], masks[~beyond]), "an image of the classes stays the classes"
-    with pytest.raises(OptionError, match="leave the classes of pixels behind"):
+    with pytest.raises(OptionError, match="would change images and not the classes of their pixels"):
         train_batch(data, numbers, Augment(mixup=0.2), seed=0, epoch=0)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from covey.data.container import IGNORED, Data, Split, Task
+from covey.data.container import Data, Split, Task
 from covey.data.load import load
 from covey.data.sources import (
     NOTHING,
@@ -23,9 +23,10 @@ from covey.data.sources import (
     check_lengths,
     collated,
     left_alone,
-    tensors,
 )
 from covey.data.splits import check_shares, digest, stratified
+from covey.data.targets import COUNTED, TARGETS, task_of
+from covey.data.weights import with_class_weights, with_sample_weights
 from covey.errors import DataError, OptionError
 
 PART_NAMES = {
@@ -36,8 +37,6 @@ PART_NAMES = {
     "test": "test",
 }
 """The parts of data, by the names that people give them."""
-_FEW = 20  # distinct whole numbers, at most, that could be classes written as floats
-_NO_CLASS = -100  # what torch's losses ignore by default
 _log = logging.getLogger("covey")
 
 
@@ -99,8 +98,8 @@ def adapt(
     >>> found.task, found.classes, len(found.train), len(found.validation)
     ('classification', ('0', '1', '2'), 15, 5)
     """
-    if task is not None and task not in _TARGETS:
-        raise OptionError(f"task is one of {', '.join(map(repr, _TARGETS))}; got {task!r}.")
+    if task is not None and task not in TARGETS:
+        raise OptionError(f"task is one of {', '.join(map(repr, TARGETS))}; got {task!r}.")
     if steps_per_epoch is not None and steps_per_epoch < 1:
         raise OptionError(f"steps_per_epoch is a whole number of at least 1; got {steps_per_epoch}.")
     if isinstance(data, str):
@@ -114,8 +113,8 @@ def adapt(
         found, total, rows = _put_together(_named_parts(data), wanted, validation, seed)
     if transform is not None:
         found = replace(found, transform=transform)
-    found = _with_class_weights(found, class_weight)
-    return _with_sample_weights(found, sample_weight, total, rows)
+    found = with_class_weights(found, class_weight)
+    return with_sample_weights(found, _values(sample_weight), total, rows)
 
 
 def _named_parts(data: Any) -> dict[str, Any]:
@@ -142,43 +141,51 @@ def _put_together(
     wanted = _with_words(given, wanted)
     parts = {name: _part(part, f"the {name} data", wanted) for name, part in given.items()}
     names = _class_names(given, parts, wanted)
-    task, why = _task(parts, names, wanted)
-    parts = {name: _TARGETS[task](part, name) for name, part in parts.items()}
-    if not names and task in _COUNTED:
-        names = _COUNTED[task](parts)
-    notes = [f"{task}, {why}"]
-    rows, total = torch.arange(0), 0
-    if "train" in parts and parts["train"].by_number:
-        total = len(parts["train"])
-        rows = torch.arange(total)
-        if "validation" not in parts and share:
-            rows, parts["validation"] = _split_off(parts, share, seed)
-            parts["train"] = parts["train"].take(rows)
-            notes.append(f"{len(parts['validation'])} training samples are split off for validation")
-    elif "train" in parts and "validation" not in parts:
-        notes.append("training batches come as a stream, so nothing is split off for validation")
-    some = next(iter(parts.values()))
-    example = some.example()
+    task, why = task_of(parts, names, wanted.task)
+    parts = {name: TARGETS[task](part, name) for name, part in parts.items()}
+    if not names and task in COUNTED:
+        names = COUNTED[task](parts)
+    total = len(parts["train"]) if "train" in parts and parts["train"].by_number else 0
+    parts, rows, split_off = _with_validation(parts, share, seed)
+    notes = [f"{task}, {why}", *split_off]
+    for note in notes:
+        _log.info("data: %s", note)
+    example = next(iter(parts.values())).example()
     shape = tuple(example.shape[1:]) if isinstance(example, Tensor) else ()
-    counts = {name: len(part) if part.by_number else None for name, part in parts.items()}
     record = {
         "source": ", ".join(f"{name}: {_described(part)}" for name, part in given.items()),
         "task": task,
         "classes": list(names),
         "shape": list(shape),
         "seed": seed,
-        "counts": counts,
+        "counts": {name: len(part) if part.by_number else None for name, part in parts.items()},
         "indices_sha256": {"train": digest(rows)},
         "normalisation": None,
         "target_normalisation": None,
         "columns": [],
         "notes": notes,
     }
-    for note in notes:
-        _log.info("data: %s", note)
     empty = Split(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.long))
     train, held, test = (parts.get(name, empty) for name in ("train", "validation", "test"))
     return Data(train, held, test, task=task, classes=names, shape=shape, record=record), total, rows
+
+
+def _with_validation(
+    parts: dict[str, Split], share: float, seed: int
+) -> tuple[dict[str, Split], Tensor, list[str]]:
+    """The parts with one for validation, the training rows that are left, and what to say of it."""
+    if "train" not in parts:
+        return parts, torch.arange(0), []
+    if not parts["train"].by_number:
+        if "validation" in parts:
+            return parts, torch.arange(0), []
+        note = "training batches come as a stream, so nothing is split off for validation"
+        return parts, torch.arange(0), [note]
+    if "validation" in parts or not share:
+        return parts, torch.arange(len(parts["train"])), []
+    rows, held = _split_off(parts, share, seed)
+    note = f"{len(held)} training samples are split off for validation"
+    return {**parts, "train": parts["train"].take(rows), "validation": held}, rows, [note]
 
 
 def _split_off(parts: dict[str, Split], share: float, seed: int) -> tuple[Tensor, Split]:
@@ -318,182 +325,6 @@ def _class_names(given: dict[str, Any], parts: dict[str, Split], wanted: _Wanted
             if getattr(features[label], "names", None):
                 return tuple(features[label].names)
     return ()
-
-
-def _task(parts: dict[str, Split], names: tuple[str, ...], wanted: _Wanted) -> tuple[Task, str]:
-    """What is to be predicted, and why that is thought."""
-    if wanted.task is not None:
-        return wanted.task, "as asked for"
-    if names:
-        return "classification", "since the classes have names"
-    part = next(iter(parts.values()))
-    targets = _some_targets(part)
-    if targets.dtype.is_complex:
-        raise DataError(f"targets are {targets.dtype}, which is neither a class nor a number.")
-    if not targets.is_floating_point():
-        return "classification", f"since targets are {str(targets.dtype).removeprefix('torch.')}"
-    if part.in_memory and bool((targets == targets.round()).all()) and len(targets.unique()) <= _FEW:
-        raise DataError(
-            f"targets are floats, but all of them whole ({targets.unique().tolist()[:5]} ...): classes, or numbers to "
-            "regress on? Say which: covey.data.adapt(data, task='classification') or task='regression'."
-        )
-    return "regression", f"since targets are {str(targets.dtype).removeprefix('torch.')}"
-
-
-def _some_targets(part: Split) -> Tensor:
-    """Targets to judge by: all that are in memory, else a few."""
-    if part.in_memory or not part.by_number:
-        return part.targets  # an empty tensor of the first batch's type for a stream
-    return part.read(torch.arange(min(2, len(part))))[1]
-
-
-def _numbers_of(part: Split, name: str) -> Split:
-    """The part with one number, or several, for each sample."""
-    targets = _some_targets(part)
-    if targets.ndim not in (1, 2):
-        raise DataError(
-            f"the {name} data: targets of a regression are one number for each sample, (N,), or several, (N, D); got "
-            f"{tuple(targets.shape)}."
-        )
-    return part if targets.is_floating_point() or not part.in_memory else Split(part.inputs, targets.float())
-
-
-def _classes_of(part: Split, name: str) -> Split:
-    """The part with class numbers."""
-    targets = _some_targets(part)
-    if targets.is_floating_point():
-        if targets.ndim > 1 or not part.in_memory or bool((targets != targets.round()).any()):
-            raise DataError(
-                f"the {name} data: labels of classes are whole numbers, (N,); got {targets.dtype} of shape "
-                f"{tuple(targets.shape)}. Give the number of each sample's class, such as probabilities.argmax(-1)."
-            )
-        return Split(part.inputs, targets.long())
-    return Split(part.inputs, targets.long()) if part.in_memory else part
-
-
-def _pixels_of(part: Split, name: str) -> Split:
-    """The part with a class for each pixel."""
-    targets = _some_targets(part)
-    if targets.is_floating_point() or (part.in_memory and targets.ndim != 3):
-        raise DataError(
-            f"the {name} data: classes of pixels are whole numbers, (N, H, W); got {targets.dtype} of shape "
-            f"{tuple(targets.shape)}."
-        )
-    return part
-
-
-def _truths_of(part: Split, name: str) -> Split:
-    """The part with 0 or 1 for each label of each sample."""
-    targets = _some_targets(part)
-    if targets.ndim != 2:
-        raise DataError(
-            f"the {name} data: labels of which several may be true have a column each, (N, L); got "
-            f"{tuple(targets.shape)}."
-        )
-    return part if targets.is_floating_point() or not part.in_memory else Split(part.inputs, targets.float())
-
-
-_TARGETS: dict[str, Callable[[Split, str], Split]] = {
-    "classification": _classes_of,
-    "regression": _numbers_of,
-    "segmentation": _pixels_of,
-    "multilabel": _truths_of,
-}
-"""How each task has its targets."""
-
-
-def _counted_pixels(parts: dict[str, Split]) -> tuple[str, ...]:
-    """As many classes as the pixels have, without those that do not count."""
-    counted = {}
-    for name, part in parts.items():
-        counted[name] = Split(part.inputs, part.targets.flatten()[part.targets.flatten() != IGNORED])
-    if not all(part.in_memory and len(part.targets) for part in counted.values()):
-        raise DataError("the classes of pixels are not in memory, or none counts: say classes=[...].")
-    return _counted_classes(counted)
-
-
-def _counted_labels(parts: dict[str, Split]) -> tuple[str, ...]:
-    """A name for each column of labels."""
-    labels = next(iter(parts.values())).targets.shape[1]
-    return tuple(f"label {k}" for k in range(labels))
-
-
-def _counted_classes(parts: dict[str, Split]) -> tuple[str, ...]:
-    """As many classes as the labels in memory have; none where labels are read later."""
-    if not all(part.in_memory for part in parts.values()):
-        return ()
-    largest = max(int(part.targets.max()) for part in parts.values())
-    lowest = min(int(part.targets.min()) for part in parts.values())
-    if lowest < 0 and (lowest != _NO_CLASS or largest < 0):
-        raise DataError(
-            f"labels go from {lowest} to {largest}; expected class numbers from 0 on, or {_NO_CLASS} for "
-            "samples that do not count (Recipe(ignore_index=-100)). If they are numbers to regress on, say "
-            "task='regression'."
-        )
-    return tuple(map(str, range(largest + 1)))
-
-
-_COUNTED: dict[str, Callable[[dict[str, Split]], tuple[str, ...]]] = {
-    "classification": _counted_classes,
-    "segmentation": _counted_pixels,
-    "multilabel": _counted_labels,
-}
-"""How many classes or labels there are, where nobody names them."""
-
-
-def _with_class_weights(data: Data, given: Any) -> Data:
-    if given is None:
-        return data
-    if data.task in ("regression", "multilabel"):
-        raise OptionError(f"class_weight is for classes, and the data are for {data.task}; leave it out.")
-    if isinstance(given, str):
-        if given != "balanced" or not data.train.in_memory:
-            raise OptionError(
-                "class_weight is 'balanced', where all labels are in memory, or a number for each class; "
-                f"got {given!r}."
-            )
-        counts = torch.bincount(data.train.targets.flatten().clamp_min(0), minlength=len(data.classes))
-        return replace(data, class_weights=counts.sum() / (len(data.classes) * counts.clamp_min(1)))
-    if isinstance(given, Mapping):
-        outside = [k for k in given if not isinstance(k, int) or not 0 <= k < len(data.classes)]
-        if outside:
-            raise OptionError(
-                f"class_weight names class {outside[0]!r}; there are 0 to {len(data.classes) - 1}. Where the number of "
-                "classes is not known, give it by classes=[...]."
-            )
-        given = [given.get(k, 1.0) for k in range(len(data.classes))]
-    weights = torch.as_tensor(given, dtype=torch.get_default_dtype())
-    if weights.ndim != 1 or (data.classes and len(weights) != len(data.classes)):
-        raise OptionError(
-            f"class_weight has shape {tuple(weights.shape)}; expected a number for each of {len(data.classes)} classes."
-        )
-    _check_weights(weights, "class_weight")
-    return replace(data, class_weights=weights)
-
-
-def _with_sample_weights(data: Data, given: Any, total: int, rows: Tensor) -> Data:
-    if given is None:
-        return data
-    if not data.train.by_number:
-        raise OptionError(
-            "sample_weight needs samples with numbers; a stream of batches has none. Weigh them in a loss."
-        )
-    weights = tensors(_values(given), "sample_weight")
-    if tuple(weights.shape) != (total,):
-        raise OptionError(
-            f"sample_weight has shape {tuple(weights.shape)}; expected one number for each of {total} training samples."
-        )
-    _check_weights(weights, "sample_weight")
-    weights = weights.to(torch.get_default_dtype())[rows]
-    return replace(data, sample_weights=weights / weights.mean())
-
-
-def _check_weights(weights: Tensor, what: str) -> None:
-    if not bool((weights >= 0).all()) or not bool(weights.isfinite().all()) or not bool(weights.sum() > 0):
-        raise OptionError(
-            f"{what} are at least 0, finite, and not all 0; the smallest is {float(weights.min()):.3g}, the largest "
-            f"{float(weights.max()):.3g}."
-        )
 
 
 def _described(given: Any) -> str:
