@@ -1,4 +1,4 @@
-"""Calibrations that an ensemble carries: temperatures, conformal sets and intervals, as small frozen records.
+"""Calibrations that an ensemble carries: temperatures, conformal sets, intervals and margins, as small frozen records.
 
 `to_dict` gives plain JSON to store with the ensemble, `from_dict` makes the record again, and `apply` (temperature),
 `sets` (conformal) or `around` (intervals) uses it. `covey.scores.calibration` fits them on validation data.
@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import torch
@@ -31,6 +31,7 @@ SPEC = Kinds(
                 "quantiles": Many(Number(0), least=1),
             }
         ),
+        "margin": Record({"alpha": Number(0, 1), "margin": Number()}),
     },
 )
 """What a stored calibration looks like."""
@@ -132,8 +133,37 @@ class Intervals:
         """Plain JSON, which `from_dict` reads."""
         return {"calibration": "intervals", **asdict(self), "quantiles": list(self.quantiles)}
 
+    def standardised(self, scales: Sequence[float] | None) -> Intervals:
+        """Those for an ensemble whose numbers are the targets over `scales`, one for each output; None: as they are."""
+        if scales is None or self.kind == "normalised":
+            return self
+        return replace(self, quantiles=tuple(q / s for q, s in zip(self.quantiles, scales, strict=True)))
 
-Calibration = Temperature | Conformal | Intervals
+
+@dataclass(frozen=True)
+class Margin:
+    """What makes the outermost pair of quantiles hold the true number with probability of at least 1 - alpha.
+
+    The guarantee is on average over draws of validation and test data that are exchangeable.
+
+    Args:
+        alpha: the share of misses allowed.
+        margin: added at both ends, in the targets' unit; below 0 where the quantiles held more than they had to.
+    """
+
+    alpha: float
+    margin: float
+
+    def to_dict(self) -> dict:
+        """Plain JSON, which `from_dict` reads."""
+        return {"calibration": "margin", **asdict(self)}
+
+    def standardised(self, scales: Sequence[float] | None) -> Margin:
+        """That for an ensemble whose number is the target over a scale; None: as it is."""
+        return self if scales is None else replace(self, margin=self.margin / scales[0])
+
+
+Calibration = Temperature | Conformal | Intervals | Margin
 
 
 def _temperature(fields: dict) -> Calibration:
@@ -148,10 +178,15 @@ def _intervals(fields: dict) -> Calibration:
     return Intervals(fields["kind"], float(fields["alpha"]), tuple(float(v) for v in fields["quantiles"]))
 
 
+def _margin(fields: dict) -> Calibration:
+    return Margin(float(fields["alpha"]), float(fields["margin"]))
+
+
 _READERS: dict[str, Callable[[dict], Calibration]] = {
     "temperature": _temperature,
     "conformal": _conformal,
     "intervals": _intervals,
+    "margin": _margin,
 }
 
 

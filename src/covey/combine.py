@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from covey.answer_table import SHOWN, AnswerTable, PrintsAsTable, places
-from covey.calibration import Conformal, Intervals, Temperature
+from covey.calibration import Conformal, Intervals, Margin, Temperature
 from covey.errors import DataError, OptionError
 from covey.multilabel import MultiLabel
+from covey.quantiles import KIND, QuantileAnswer, Quantiles, kind_of
 from covey.tables import counted, number
 
 
@@ -142,6 +143,11 @@ class Prediction(PrintsAsTable):
         """Free energy of the mean logits, minus their logsumexp; high out of distribution, (B, ...)."""
         return -torch.logsumexp(self.logits.mean(0), -1)
 
+    @property
+    def guaranteed(self) -> bool:
+        """Whether there are conformal `sets`."""
+        return self.conformal is not None
+
     @cached_property
     def sets(self) -> Tensor:
         """Which classes are in the conformal set, bool (B, ..., C)."""
@@ -231,6 +237,11 @@ class Regression(PrintsAsTable):
         """Standard deviation of the mixture, (B, ...)."""
         return self.variance.sqrt()
 
+    @property
+    def guaranteed(self) -> bool:
+        """Whether there is a conformal interval, `low` to `high`."""
+        return self.conformal is not None
+
     @cached_property
     def low(self) -> Tensor:
         """Lower end of the conformal interval, (B, ...)."""
@@ -251,7 +262,7 @@ class Regression(PrintsAsTable):
         return self.conformal.around(self.mean, self.std)
 
 
-Answer = Prediction | Regression | MultiLabel
+Answer = Prediction | Regression | MultiLabel | QuantileAnswer
 """What an ensemble answers, by its task."""
 
 
@@ -260,25 +271,34 @@ def answer(
     task: str,
     class_dim: int | None = None,
     temperature: Temperature | None = None,
-    conformal: Conformal | Intervals | None = None,
+    conformal: Conformal | Intervals | Margin | None = None,
 ) -> Answer:
     """Members' outputs, (M, B, ...), as one answer.
 
     Args:
         outputs: what the members gave.
-        task: "classification"; "multilabel", where several labels may be true; "regression" (points), or "gaussian"
-            (means and raw variances side by side).
+        task: "classification"; "multilabel", where several labels may be true; "regression" (points), "gaussian"
+            (means and raw variances side by side), or quantiles such as "quantiles(0.05, 0.5, 0.95)".
         class_dim: axis of the classes in one member's output; see `class_axis`.
         temperature: calibrates the probabilities of a classification.
         conformal: gives sets of classes, or intervals of a regression.
     """
     if task != "classification" and temperature is not None:
         raise OptionError(f"a temperature calibrates a classification; the ensemble's task is {task!r}.")
-    if conformal is not None and type(conformal) is not CONFORMAL.get(task):
+    kind = kind_of(task)
+    if conformal is not None and type(conformal) is not CONFORMAL.get(kind):
         raise OptionError(
             f"{type(conformal).__name__} were set as conformal, which the task {task!r} has no use for."
         )
+    if kind == KIND:
+        return _levels(outputs, task, conformal)
     return ANSWERS[task](outputs, class_dim, temperature, conformal)
+
+
+def _levels(outputs: Tensor, task: str, conformal: Any) -> QuantileAnswer:
+    asked = Quantiles.of(task)
+    assert asked is not None
+    return asked.answer(outputs, None if conformal is None else conformal.margin)
 
 
 def _classes(
@@ -311,7 +331,12 @@ def _gaussians(
     return Regression(*gaussian(outputs.movedim(class_axis(outputs, class_dim), -1)), conformal)
 
 
-CONFORMAL: dict[str, type] = {"classification": Conformal, "regression": Intervals, "gaussian": Intervals}
+CONFORMAL: dict[str, type] = {
+    "classification": Conformal,
+    "regression": Intervals,
+    "gaussian": Intervals,
+    KIND: Margin,
+}
 """What gives sets or intervals with a guarantee, by task."""
 
 ANSWERS: dict[str, Callable[..., Answer]] = {

@@ -12,12 +12,13 @@ from covey import checking
 from covey.coverage import Coverage
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
-from covey.losses import LOSS_OF_TASK
+from covey.losses import loss_of
 from covey.method import Method, Training
 from covey.networks.anatomy import Anatomy, examine
 from covey.networks.calls import Output
 from covey.networks.layers import Where, hollow
 from covey.networks.refusals import check_network
+from covey.quantiles import Quantiles
 from covey.seeds import random_state_kept
 
 
@@ -29,7 +30,7 @@ def convert(
     output: Output = None,
     head: Where | None = None,
     stem: Where | None = None,
-    task: str = "classification",
+    task: str | Quantiles = "classification",
     class_dim: int | None = None,
     seed: int = 0,
     check: bool | None = None,
@@ -45,7 +46,7 @@ def convert(
         head: the answering layer by name, if it should not be found from `example`.
         stem: the first layer by name, likewise.
         task: "classification" (logits), "multilabel" (logits of labels of which several may be true), "regression"
-            (points) or "gaussian" (means and raw variances).
+            (points), "gaussian" (means and raw variances), or `covey.Quantiles((0.05, 0.5, 0.95))`.
         class_dim: the class axis of the network's output; by default where the head puts it, or if the head is not
             known 1 for (B, C, H, W) and more, else the last.
         seed: of all random choices that conversion makes.
@@ -63,7 +64,7 @@ def convert(
     >>> ensemble(torch.zeros(2, 4)).shape
     torch.Size([4, 2, 3])
     """
-    _check_task(task)
+    task = _checked_task(task)
     if check is not None and not isinstance(check, bool):
         raise OptionError(f"check is True, False or None; got {check!r}.")
     method, bodies = _examined(network, method, example=example, output=output, head=head, stem=stem)
@@ -127,9 +128,12 @@ def _check_distinct(method: Method, ensemble: Ensemble, bodies: Sequence[Anatomy
     )
 
 
-def _check_task(task: str) -> None:
-    if not isinstance(task, str) or task not in LOSS_OF_TASK:
-        raise OptionError(f"task is one of {', '.join(map(repr, LOSS_OF_TASK))}; got {task!r}.")
+def _checked_task(task: str | Quantiles) -> str:
+    """A task as an ensemble carries it."""
+    if not isinstance(task, str | Quantiles):
+        raise OptionError(f"task is a task's name, or covey.Quantiles; got {task!r}.")
+    loss_of(str(task))
+    return str(task)
 
 
 def _check(networks: Sequence[nn.Module], method: Method) -> None:

@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_map
 
 from covey import run as runs
 from covey.buffers import Buffers
-from covey.calibration import Conformal, Intervals, Temperature
+from covey.calibration import Conformal, Intervals, Margin, Temperature
 from covey.collapsing import collapse
 from covey.combine import Answer, answer, check_finite
 from covey.coverage import Coverage
 from covey.errors import OptionError
 from covey.layout import Layout
-from covey.losses import LOSS_OF_TASK, LossName, OwnLoss, member_losses, own_losses
+from covey.losses import LossName, OwnLoss, loss_of, member_losses, own_losses
 from covey.method import Method
 from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
@@ -47,7 +47,7 @@ class Ensemble(nn.Module):
 
     Attributes:
         task: "classification" (logits), "multilabel" (logits of labels of which several may be true), "regression"
-            (points) or "gaussian" (means and raw variances).
+            (points), "gaussian" (means and raw variances), or quantiles such as "quantiles(0.05, 0.5, 0.95)".
         class_dim: the class axis of one member's output; None for the usual one.
         output: which part of what the network returns is the answer.
         seed: of the random choices that conversion made.
@@ -56,7 +56,7 @@ class Ensemble(nn.Module):
         measured: the sizes of images that "auto" chose on, in train and in eval mode.
         acting: whether weights that can act on activations do; otherwise every member's weights are made.
         temperature: calibrates the probabilities, if it is set.
-        conformal: gives sets of classes, or intervals of a regression, if it is set.
+        conformal: gives sets of classes, or intervals of a regression or around quantiles, if it is set.
     """
 
     parts: Mapping[str, Parameterization]  # module containers at run time
@@ -88,7 +88,7 @@ class Ensemble(nn.Module):
         self.output = bodies[0].output
         self.checked = ""
         self.temperature: Temperature | None = None
-        self.conformal: Conformal | Intervals | None = None
+        self.conformal: Conformal | Intervals | Margin | None = None
         self.runs = {"train": "auto", "eval": "auto"}
         self.measured: dict[str, list[list[int]]] = {}
         self.acting = True
@@ -131,7 +131,8 @@ class Ensemble(nn.Module):
     def predict(self, *args: Any, check: bool = True, **kwargs: Any) -> Answer:
         """The combined answer and its uncertainty, in eval mode and without gradients.
 
-        Takes what one network takes. Returns a `Prediction`, or a `Regression` or `MultiLabel` where the task is one.
+        Takes what one network takes. Returns a `Prediction`, or by the task a `Regression`, `MultiLabel` or
+        `QuantileAnswer`.
         If they are set, `temperature` calibrates the probabilities, and `conformal` gives sets of classes or intervals.
 
         Args:
@@ -244,7 +245,7 @@ class Ensemble(nn.Module):
         outputs = self(*args, members=None if everyone else members, per_member=per_member, **kwargs)
         if outputs.dtype in (torch.float16, torch.bfloat16):
             outputs = outputs.float()
-        kind = loss or LOSS_OF_TASK[self.task]
+        kind = loss or loss_of(self.task)
         if callable(kind):
             numbers = range(self.members) if members is None else members
             return own_losses(outputs, targets, kind, members=numbers, per_member=per_member, weights=weights)

@@ -17,6 +17,7 @@ from covey.extras import explained
 from covey.losses import LossName
 from covey.networks.calls import arguments
 from covey.networks.modes import modes_kept
+from covey.quantiles import QuantileAnswer
 from covey.scores.answered import answered
 from covey.scores.running import score
 
@@ -35,6 +36,7 @@ _NAMES: dict[type, tuple[str, ...]] = {
     Prediction: ("probs", "label", "entropy", "mutual_information", "logits"),
     MultiLabel: ("probs", "labels", "entropy", "mutual_information", "logits"),
     Regression: ("mean", "variance", "epistemic", "aleatoric"),
+    QuantileAnswer: ("quantiles", "epistemic"),
 }
 
 
@@ -43,8 +45,9 @@ class EnsembleModule(LightningModule):
 
     A batch is a pair of inputs and targets, or a dict of keyword arguments with "labels" among them. Training goes down
     on the sum over members of each one's own mean loss (`train_loss`), right for every method. Validation logs the
-    combined answer's `val_nll` and `val_accuracy`, or for regression `val_mse`; testing leaves all of
-    `covey.evaluate`'s scores in `evaluation`; prediction gives a dict of each batch's answers and uncertainty.
+    combined answer's `val_nll` and `val_accuracy`, or for regression `val_mse`, for quantiles `val_pinball`; testing
+    leaves all of `covey.evaluate`'s scores in `evaluation`; prediction gives a dict of each batch's answers and
+    uncertainty.
 
     Args:
         ensemble: what is trained, in place.
@@ -134,6 +137,10 @@ class EnsembleModule(LightningModule):
             goal = targets.reshape(answer.mean.shape)
             error = (answer.mean - goal).square().mean()
             self.log("val_mse", error, batch_size=len(targets), on_epoch=True)
+            return
+        if isinstance(answer, QuantileAnswer):
+            pinball = answer.asked(answer.quantiles, targets)
+            self.log("val_pinball", pinball, batch_size=len(targets), on_epoch=True)
             return
         if isinstance(answer, MultiLabel):
             truths = targets.to(answer.log_odds.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.combine import gaussian
 from covey.errors import OptionError
+from covey.quantiles import Quantiles
 from covey.tables import counted
 
 LossName = Literal["cross-entropy", "binary", "gaussian", "mse"]
@@ -46,6 +47,17 @@ LOSS_OF_TASK: dict[str, LossName] = {
     "gaussian": "gaussian",
 }
 """The loss that an ensemble of each task is trained with, unless another is asked for."""
+
+
+def loss_of(task: str) -> LossName | OwnLoss:
+    """The loss that an ensemble of a task is trained with, unless another is asked for; an error for no task."""
+    asked = Quantiles.of(task)
+    if asked is not None:
+        return asked
+    if task not in LOSS_OF_TASK:
+        known = ", ".join(map(repr, (*LOSS_OF_TASK, "quantiles(0.05, 0.95)")))
+        raise OptionError(f"task is one of {known}; got {task!r}.")
+    return LOSS_OF_TASK[task]
 
 
 _NO_LABEL = -(2**63)

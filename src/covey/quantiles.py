@@ -5,23 +5,33 @@
 An ensemble's quantile is the mean of its members'. Levels that cross are put in order, which never makes the pinball
 loss larger (Chernozhukov et al., 2010). `conformal` widens the outermost pair so that it holds a share of new targets
 whatever the network is worth (Romano et al., 2019).
+
+As the task of an ensemble, levels are written `quantiles(0.05, 0.5, 0.95)`, and so whatever knows its task knows them.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from covey.answer_table import SHOWN, AnswerTable, PrintsAsTable, places
 from covey.errors import OptionError
+from covey.tables import counted, number
+
+KIND = "quantiles"
+"""What the tasks of all levels have in common."""
 
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Levels of quantiles, which a network has one output each for; called, it is the loss for `covey.fit(loss=...)`.
+    """Levels of quantiles, which a network has one output each for: the task of an ensemble, and called, its loss.
+
+    Give it to `covey.fit(loss=...)` or `covey.convert(task=...)`.
 
     Args:
         levels: between 0 and 1, rising, at least one.
@@ -29,6 +39,8 @@ class Quantiles:
     >>> pinball = Quantiles((0.1, 0.9))
     >>> float(pinball(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0]])))
     0.5
+    >>> str(pinball)
+    'quantiles(0.1, 0.9)'
     """
 
     levels: tuple[float, ...]
@@ -41,6 +53,22 @@ class Quantiles:
             raise OptionError(
                 f"levels are between 0 and 1 and rise, such as (0.05, 0.5, 0.95); got {self.levels}."
             )
+
+    def __str__(self) -> str:
+        return f"{KIND}({', '.join(map(str, self.levels))})"
+
+    @staticmethod
+    def of(task: str) -> Quantiles | None:
+        """The levels of a task that is written as `str` writes them; None for another task."""
+        if kind_of(task) != KIND:
+            return None
+        try:
+            levels = [float(level) for level in task[len(KIND) + 1 : -1].split(",")]
+        except ValueError:
+            raise OptionError(
+                f"a task of quantiles is written such as 'quantiles(0.05, 0.95)'; got {task!r}."
+            ) from None
+        return Quantiles(tuple(levels))
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean pinball loss of outputs (..., Q) for targets (..., 1) or (...)."""
@@ -70,44 +98,96 @@ class Quantiles:
         nearest = [place for place, distance in enumerate(away) if distance == min(away)]
         return outputs[..., nearest].mean(-1, keepdim=True)
 
-    def answer(self, outputs: Tensor) -> QuantileAnswer:
-        """Members' outputs, (M, B, Q), as one answer."""
+    def answer(self, outputs: Tensor, margin: float | None = None) -> QuantileAnswer:
+        """Members' outputs, (M, B, Q), as one answer, with a margin that was fitted before."""
         if outputs.ndim < 3 or outputs.shape[-1] != len(self.levels):
             raise OptionError(
                 f"expected members' outputs (M, B, {len(self.levels)}), as ensemble(x) gives them; got "
                 f"{tuple(outputs.shape)}."
             )
-        return QuantileAnswer(outputs, self)
+        return QuantileAnswer(outputs, self, margin)
+
+
+def kind_of(task: str) -> str:
+    """A task without its levels: "quantiles" for quantiles of any levels, and every other task as it is."""
+    return KIND if re.fullmatch(rf"{KIND}\(.*\)", task) else task
 
 
 @dataclass(frozen=True)
-class QuantileAnswer:
+class QuantileAnswer(PrintsAsTable):
     """What members say together of each quantile.
 
     Args:
         members: their outputs, (M, B, ..., Q).
         asked: the levels.
-        margin: added at both ends of the outermost pair, by `conformal`.
+        margin: added at both ends of the outermost pair, by `conformal`; None where none was fitted.
     """
 
     members: Tensor
     asked: Quantiles
-    margin: float = 0.0
+    margin: float | None = None
+
+    def __repr__(self) -> str:
+        members, *batch, _ = self.members.shape
+        return f"QuantileAnswer(members={members}, batch={tuple(batch)}, levels={self.asked.levels})"
+
+    def _table(self) -> AnswerTable:
+        members, *batch, levels = self.members.shape
+        samples = math.prod(batch)
+        first = QuantileAnswer(self.members.detach().reshape(members, samples, levels)[:, :SHOWN], self.asked)
+        spread = self.asked.centre(first.epistemic)
+        rows = []
+        for place, values in zip(
+            places(batch), torch.cat((first.quantiles, spread), -1).tolist(), strict=False
+        ):
+            rows.append((place, *map(number, values)))
+        return AnswerTable(
+            f"Quantiles of {counted(members, 'member')} for a batch {tuple(batch)}",
+            ("sample", *map(str, self.asked.levels), "epistemic variance"),
+            rows,
+            samples,
+        )
+
+    @property
+    def decisive(self) -> Tensor:
+        """What is finite only if the whole answer is."""
+        return self.members
+
+    @property
+    def answered(self) -> Tensor:
+        """What must be finite for a sample's answer to be one, (B, ...)."""
+        return self.quantiles
 
     @cached_property
     def quantiles(self) -> Tensor:
         """The mean over members, in order, (B, ..., Q)."""
         return self.members.mean(0).sort(-1).values
 
+    @cached_property
+    def centre(self) -> Tensor:
+        """The level nearest to the median, (B, ...)."""
+        return self.asked.centre(self.quantiles)[..., 0]
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether `low` to `high` has a conformal margin; else they are the outermost quantiles."""
+        return self.margin is not None
+
     @property
     def low(self) -> Tensor:
         """The lowest quantile, less the margin, (B, ...)."""
-        return self.quantiles[..., 0] - self.margin
+        return self.quantiles[..., 0] - self._reach
 
     @property
     def high(self) -> Tensor:
         """The highest quantile and the margin, (B, ...)."""
-        return self.quantiles[..., -1] + self.margin
+        return self.quantiles[..., -1] + self._reach
+
+    @property
+    def _reach(self) -> Tensor:
+        """The margin, (B, ...); a negative one never makes the ends pass each other."""
+        half = (self.quantiles[..., -1] - self.quantiles[..., 0]) / 2
+        return torch.maximum(torch.full_like(half, self.margin or 0.0), -half)
 
     @cached_property
     def epistemic(self) -> Tensor:
@@ -142,20 +222,24 @@ class QuantileAnswer:
             targets: theirs.
             alpha: the share of misses allowed.
         """
+        if validation.asked != self.asked or validation.margin is not None:
+            raise OptionError("validation is an answer with the same levels, and without a margin.")
+        return QuantileAnswer(self.members, self.asked, validation.fitted_margin(targets, alpha))
+
+    def fitted_margin(self, targets: Tensor, alpha: float = 0.1) -> float:
+        """The margin that these targets, which were not trained on, ask for; see `conformal`."""
         if not 0 < alpha < 1:
             raise OptionError(f"alpha is between 0 and 1; got {alpha}.")
-        if validation.asked != self.asked or validation.margin:
-            raise OptionError("validation is an answer with the same levels, and without a margin.")
-        targets = validation._flat(targets)
-        outside = torch.maximum(validation.low - targets, targets - validation.high).flatten().double()
+        targets = self._flat(targets)
+        lowest, highest = self.quantiles[..., 0], self.quantiles[..., -1]
+        outside = torch.maximum(lowest - targets, targets - highest).flatten().double()
         place = math.ceil((len(outside) + 1) * (1 - alpha))
         if place > len(outside):
             least = math.ceil(1 / alpha) - 1
             raise OptionError(
                 f"{len(outside)} validation samples are too few for alpha={alpha:g}; it takes {least}."
             )
-        margin = float(outside.sort().values[place - 1])
-        return QuantileAnswer(self.members, self.asked, margin)
+        return float(outside.sort().values[place - 1])
 
     def _flat(self, targets: Tensor) -> Tensor:
         """Targets as the batch is shaped, (B, ...)."""

@@ -37,7 +37,7 @@ from covey.ensemble import Ensemble
 from covey.errors import ConversionError, CoveyError, StoreError
 from covey.files import write_text
 from covey.layout import Layout
-from covey.losses import LOSS_OF_TASK
+from covey.losses import loss_of
 from covey.networks.anatomy import Anatomy, listing, recalled
 from covey.networks.constants import first_other
 from covey.networks.layers import hollow
@@ -92,7 +92,7 @@ _COMMON: dict[str, Spec] = {
     "options": Record(optional={"members": Whole(1, MOST_MEMBERS)}),
     "bodies": Many(_BODY, least=1, most=MOST_MEMBERS),
     "output": Maybe(Either((Word(), Whole(-64, 64)))),
-    "task": Word(tuple(LOSS_OF_TASK)),
+    "task": Word(),  # `loss_of` knows them all
     "class_dim": Maybe(Whole(-64, 64)),
     "seed": Whole(-LARGEST),
     "runs": Record({"train": _RUN, "eval": _RUN}),
@@ -205,6 +205,7 @@ def _built(config: Mapping[str, Any], networks: list[nn.Module], header: Header)
     layout = _layout(config, method, bodies, header)
     with random_state_kept():
         ensemble = method.build(bodies, layout)
+    loss_of(config["task"])
     ensemble.task, ensemble.class_dim = config["task"], config["class_dim"]
     ensemble.seed, ensemble.runs = config["seed"], dict(config["runs"])
     ensemble.measured = dict(config.get("measured", {}))

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import covey
+from covey.cli import run as run_module
 from covey.cli.main import main
 
 WORDS = ("good", "bad", "fine", "poor", "film", "book", "the", "a", "was")
@@ -313,6 +314,39 @@ def test_hugging_face_classifiers_of_images(run, tmp_path, name):
     assert code == 0, err
     assert len(list(csv.DictReader(out.splitlines()))) == 2
     assert run("evaluate", "run", "--no-report")[0] == 0
+
+
+def test_images_are_normalised_as_the_classifier_wants(run, tmp_path):
+    pictures("vit", tmp_path / "vit")
+    said = {"do_normalize": True, "image_mean": [0.25], "image_std": [0.5], "rescale_factor": 1 / 510}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(said))
+    words = ("train", "single", "--data", "digits", "--network", "hf:vit", *QUICK)
+    code, _, err = run(*words, "--folder", "run")
+    assert code == 0, err
+    assert "images are normalised as hf:vit wants them: mean 0.5, std 1 " in err
+    wanted = {"mean": [0.5], "std": [1.0]}  # of intensities, where the file's are of their halves
+    assert json.loads((tmp_path / "run/settings.json").read_text())["record"]["normalisation"] == wanted
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8), np.uint8)
+    np.save("x.npy", pixels)
+    out = run("predict", "run", "x.npy")[1]
+    inputs = torch.from_numpy(pixels)[:, None] / 255 - 0.5
+    probs = covey.load("run/ensemble").predict(inputs).max_prob
+    assert [float(row["probability"]) for row in csv.DictReader(out.splitlines())] == pytest.approx(
+        probs.tolist()
+    )
+    evaluated = run_module.read_data(tmp_path / "run").normalisation
+    assert (evaluated.mean, evaluated.std) == ((0.5,), (1.0,))
+    code, _, err = run(*words, "--image-mean", 0.1, "--image-std", 0.2, "--folder", "run", "--resume")
+    assert code == 2
+    assert "Go on with --image-mean 0.5 --image-std 1.0" in err
+    code, _, err = run(*words, "--image-mean", 0.1, 0.2, "--image-std", 0.2, "--folder", "other")
+    assert code == 2
+    assert "the images have 1 channels" in err
+    said["image_std"] = [0]
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(said))
+    code, _, err = run(*words, "--folder", "other")
+    assert code == 2
+    assert "preprocessor_config.json" in err
 
 
 def test_images_that_a_classifier_does_not_take(run, tmp_path):

@@ -108,6 +108,8 @@ def test_rows_of_a_table_by_order_and_by_name(wages, table):
         (b'{"inputs": [[1, 2], [3]]}', "lists of unequal length"),
         (b'{"inputs": ["a"]}', '"inputs" holds texts; expected numbers'),
         (b'{"inputs": [null]}', "holds null"),
+        (b'{"inputs": [[[[1.0, true]]]]}', '"inputs" holds true or false; expected numbers'),
+        (b'{"pixels": [[[1], [false]]]}', '"pixels" holds true or false; expected numbers'),
         (b'{"inputs": [1], "members": 1}', "expected numbers of shape"),
     ],
 )
@@ -235,6 +237,7 @@ def test_the_open_inference_protocol(pets, images, wages):
         ({"datatype": "COMPLEX"}, "expected one such as FP32"),
         ({"datatype": "BYTES"}, "expected numbers such as FP32"),
         ({"data": [["a"]] * 128}, "its data are something else"),
+        ({"data": [0.5] * 127 + [True]}, "its data are something else"),
         ({"name": "y"}, "expected one input, 'x'; got y"),
         ({"shape": [128]}, "at most 8 samples; got 128"),
         ({"shape": [8, 16]}, "expected numbers of shape (N, 1, 8, 8); got (8, 16)"),

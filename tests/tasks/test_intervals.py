@@ -8,16 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 from torch import nn
 
 import covey
 from covey.calibration import Intervals, from_dict
 from covey.cli.main import main
+from covey.cli.serve import ServeFlags, _application
 from covey.combine import Regression
 from covey.data import load
 from covey.errors import DataError, EvaluationError, OptionError
 from covey.scores import Evaluation, Record, fit_conformal, fit_intervals, score
 from covey.scores.calibration import interval_scores
+from covey.serving import Limits
 
 
 def drawn(samples: int, generator: torch.Generator) -> tuple[Regression, torch.Tensor]:
@@ -181,6 +184,40 @@ def test_several_outputs_through_the_command_line(
     found = np.array([float(row["prediction[1]"]) for row in rows])
     assert np.abs(found - y[:5, 1]).max() < 60, "in the target's own unit"
     assert "std[0]" in rows[0]
+    fitted = Evaluation.load("run").calibration["normalised"]
+    for row in rows:
+        for k in (0, 1):
+            reach = fitted.quantiles[k] * float(row[f"std[{k}]"])
+            assert float(row[f"high[{k}]"]) == pytest.approx(float(row[f"prediction[{k}]"]) + reach, rel=1e-4)
+
+
+def test_one_network_has_intervals_of_one_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(120, 2)).astype(np.float32)
+    np.savez("own.npz", x=x, y=1000 + 100 * x[:, 0])
+    np.save("new.npy", x[:3])
+    words = "train single --data own.npz --epochs 2 --loss mse --no-progress --folder run"
+    assert main(words.split()) == 0
+    fitted = Evaluation.load("run").calibration["absolute"]
+    served = _application(ServeFlags(folder="run"), Limits())
+    with TestClient(served) as client:
+        of_service = client.post("/predict", json={"rows": x[:3].tolist()}).json()["predictions"]
+        assert {"low", "high"} <= set(client.get("/metadata").json()["answers"])
+    assert main(["export", "run"]) == 0
+    for source in ("run", "run/ensemble.onnx"):
+        capsys.readouterr()
+        assert main(["predict", source, "new.npy"]) == 0
+        rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        for row, served_row in zip(rows, of_service, strict=True):
+            low, high = float(row["low"]), float(row["high"])
+            assert high - low == pytest.approx(2 * fitted.quantiles[0], rel=1e-4), "in the target's own unit"
+            assert (low, high) == pytest.approx((served_row["low"], served_row["high"]), rel=1e-4)
+    (tmp_path / "run" / "evaluation.json").unlink()
+    assert main(["predict", "run", "new.npy"]) == 0
+    assert "low" not in capsys.readouterr().out
 
 
 def test_several_numbers_and_labels_are_adapted() -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 from torch import Tensor, nn
 
 import covey
 from covey import Quantiles
-from covey.errors import EvaluationError, OptionError
+from covey.calibration import Margin
+from covey.cli.main import main
+from covey.cli.serve import ServeFlags, _application
+from covey.deploy import DeployedEnsemble, select_members
+from covey.errors import DataError, OptionError, StoreError
+from covey.quantiles import QuantileAnswer
+from covey.scores import Evaluation, Record, fit_margin
+from covey.serving import Limits
 from covey.train import Machine, Recipe
 
 LEVELS = Quantiles((0.05, 0.5, 0.95))
@@ -60,13 +72,16 @@ def test_it_trains_and_covers() -> None:
     )
     made = history.ensemble.eval()
     (known, known_y), (new, new_y) = noisy(500, 1), noisy(2000, 2)
-    with pytest.raises(EvaluationError, match=r"expected targets of shape \(500, 3\)"):
-        covey.evaluate(made, (known, known_y))
+    assert made.task == "quantiles(0.05, 0.5, 0.95)"
+    found = covey.evaluate(made, (new, new_y), validation=(known, known_y))
     assert history.last["rmse"] < 0.9  # of the median; the noise itself has about 0.66
     with torch.no_grad():
         validation, test = (LEVELS.answer(made(given)) for given in (known, new))
     scores = test.scores(new_y)
     assert scores["coverage"] == pytest.approx(0.9, abs=0.04)
+    assert {name: found.scores["ensemble"][name] for name in scores} == pytest.approx(scores)
+    assert found.calibration["margin"].margin == test.conformal(validation, known_y).margin
+    assert found.scores["calibration"]["margin"]["coverage"] == pytest.approx(0.9, abs=0.04)
     widths = (test.high - test.low)[new[:, 0].argsort()]
     assert widths[-200:].mean() > 2 * widths[:200].mean()  # as the noise is
     wider = test.conformal(validation, known_y, alpha=0.02)
@@ -82,7 +97,7 @@ def test_two_levels_are_no_mean_and_variance() -> None:
         network(2), noisy(40, 0), Recipe(epochs=1, run="loop"), method=covey.DeepEnsemble(members=2), loss=pair,
         machine=Machine(accelerator="cpu", progress=False),
     )  # fmt: skip
-    assert history.ensemble.task == "regression"
+    assert history.ensemble.task == "quantiles(0.1, 0.9)"
 
 
 def test_what_does_not_fit() -> None:
@@ -100,3 +115,122 @@ def test_what_does_not_fit() -> None:
         found.conformal(found, torch.zeros(4))
     with pytest.raises(OptionError, match=r"targets have shape \(5,\); the answer is for \(4,\)"):
         found.scores(torch.zeros(5))
+
+
+def test_an_ensemble_carries_its_levels_and_its_margin(tmp_path: Path) -> None:
+    x, y = noisy(60, 0)
+    ensemble = covey.convert(network(), covey.DeepEnsemble(members=2), example=x, task=LEVELS)
+    with torch.no_grad():
+        assert ensemble.loss(x, y) == pytest.approx(sum(LEVELS(own, y) for own in ensemble(x)))
+    answer = ensemble.predict(x)
+    assert isinstance(answer, QuantileAnswer)
+    assert not answer.guaranteed
+    assert "0.05" in str(answer)
+    ensemble.conformal = fit_margin(answer, y)
+    covey.save(ensemble, tmp_path / "stored")
+    again = covey.load(tmp_path / "stored", network=network()).predict(x)
+    assert again.asked == LEVELS
+    torch.testing.assert_close(again.high, answer.high + ensemble.conformal.margin)
+    assert ((again.low <= y) & (y <= again.high)).double().mean() >= 0.9
+    config = json.loads((tmp_path / "stored" / "config.json").read_text())
+    for task in ("quantiles(0.9, 0.1)", "quantiles(a)", "quantile"):
+        (tmp_path / "stored" / "config.json").write_text(json.dumps({**config, "task": task}))
+        with pytest.raises(StoreError, match="rise|is written such as|task is one of"):
+            covey.load(tmp_path / "stored", network=network())
+
+
+def test_a_negative_margin_leaves_no_end_beyond_the_other() -> None:
+    answer = LEVELS.answer(torch.tensor([[[0.0, 1.0, 2.0], [0.0, 3.0, 8.0]]]), margin=-3.0)
+    assert answer.low.tolist() == [1.0, 3.0]
+    assert answer.high.tolist() == [1.0, 5.0]
+
+
+def test_scores_of_one_level_have_no_interval() -> None:
+    median = Quantiles((0.5,))
+    found = covey.evaluate(network(1), noisy(40, 0), task=median)
+    assert found.about["task"] == "quantiles(0.5)"
+    assert found.scores["ensemble"]["coverage"] is None
+    x, y = noisy(40, 0)
+    outputs = network(1)(x).detach()
+    assert found.scores["ensemble"]["pinball"] == pytest.approx(float((outputs[:, 0] - y).abs().mean() / 2))
+
+
+def test_members_are_chosen_by_their_pinball_loss() -> None:
+    x, y = noisy(60, 0)
+    ensemble = covey.convert(network(), covey.DeepEnsemble(members=3), example=x, task=LEVELS)
+    chosen = select_members(ensemble, (x, y), keep=1, score="pinball")
+    with torch.no_grad():
+        alone = [float(LEVELS(own.sort(-1).values, y)) for own in ensemble(x)]
+    assert chosen.members == (alone.index(min(alone)),)
+    with pytest.raises(OptionError, match="score is 'pinball' for these quantiles"):
+        select_members(ensemble, (x, y), score="nll")
+
+
+def test_what_is_refused_before_training(tmp_path: Path) -> None:
+    x, y = noisy(40, 0)
+    machine = Machine(accelerator="cpu", progress=False)
+    recipe = Recipe(epochs=1, quantiles=(0.1, 0.9))
+    with pytest.raises(OptionError, match="between 0 and 1 and rise"):
+        Recipe(quantiles=(0.9, 0.1))
+    with pytest.raises(OptionError, match="leave out loss='mse'"):
+        Recipe(quantiles=(0.1, 0.9), loss="mse")
+    with pytest.raises(OptionError, match="quantiles are of a number, and the data are for classification"):
+        covey.fit(network(2), (x, (y > 0).long()), recipe, machine=machine)
+    with pytest.raises(OptionError, match="these data have 2: train a network for each"):
+        covey.fit(network(2), (x, torch.stack((y, y), 1)), recipe, machine=machine)
+    with pytest.raises(
+        DataError, match=r"the network has 3 outputs and the data need 2: .* 'quantiles\(0.1, 0.9\)'"
+    ):
+        covey.fit(network(3), (x, y), recipe, machine=machine)
+    with pytest.raises(OptionError, match="choose='nll' is not defined for quantiles"):
+        covey.fit(network(2), (x, y), Recipe(quantiles=(0.1, 0.9), choose="nll"), machine=machine)
+    teacher = covey.convert(network(), covey.DeepEnsemble(members=2), example=x, task=LEVELS)
+    with pytest.raises(OptionError, match="the teacher's task is 'quantiles"):
+        covey.distill(teacher, network(), (x, y), Recipe(epochs=1), machine=machine)
+
+
+def test_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = noisy(300, 0)
+    np.savez("own.npz", x=x.numpy(), y=1000 + 100 * y.numpy())
+    words = "train batch-ensemble --members 2 --data own.npz --quantiles 0.1 0.5 0.9 --epochs 4 --batch 20"
+    assert main([*words.split(), "--lr", "0.02", "--keep", "best", "--no-progress", "--folder", "run"]) == 0
+    assert main(["evaluate", "run"]) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    for told in ("Pinball", "quantiles, 80 %", "Share of targets at or below each quantile"):
+        assert told in page
+    scores = Evaluation.load("run")
+    assert isinstance(scores.calibration["margin"], Margin)
+    assert Record.load("run/outputs.npz").task == "quantiles(0.1, 0.5, 0.9)"
+    with TestClient(_application(ServeFlags(folder="run", defer=100), Limits())) as client:
+        answer = client.post("/predict", json={"rows": x[:5].tolist(), "members": True}).json()
+        tensors = {"inputs": [{"name": "x0", "shape": [5, 1], "datatype": "FP64", "data": x[:5].tolist()}]}
+        outputs = client.post("/v2/models/run/infer", json=tensors).json()["outputs"]
+        assert client.get("/v2/models/run").json()["outputs"][1]["shape"] == [-1, 3]
+    assert answer["levels"] == [0.1, 0.5, 0.9]
+    assert {output["name"]: output["shape"] for output in outputs}["quantiles"] == [5, 3]
+    np.save("new.npy", x[:5].numpy())
+    assert main(["export", "run"]) == 0
+    deployed = DeployedEnsemble("run/ensemble.onnx")
+    assert {"quantiles", "low", "high"} <= set(deployed.about["outputs"])
+    rows = {}
+    for source in ("run", "run/ensemble.onnx"):
+        capsys.readouterr()
+        assert main(["predict", source, "new.npy"]) == 0
+        rows[source] = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    for own, served in zip(rows["run"], answer["predictions"], strict=True):
+        assert [float(own[f"q({level})"]) for level in (0.1, 0.5, 0.9)] == pytest.approx(
+            served["quantiles"], rel=1e-4
+        )
+        assert served["high"] == pytest.approx(float(own["high"]), rel=1e-4)
+        assert np.mean(served["members"], 0) == pytest.approx(served["quantiles"], rel=1e-4)
+        assert served["defer"] == (served["width"] > 100)
+    for own, exported in zip(*rows.values(), strict=True):
+        assert {key: float(own[key]) for key in own} == pytest.approx(
+            {k: float(v) for k, v in exported.items()}, rel=1e-4
+        )
+        assert 800 < float(own["q(0.1)"]) <= float(own["q(0.5)"]) <= float(own["q(0.9)"]) < 1500
+        margin = float(own["q(0.1)"]) - float(own["low"])
+        assert margin == pytest.approx(scores.calibration["margin"].margin, abs=0.01), "in the target's unit"

@@ -57,6 +57,28 @@ def test_a_loss_of_ones_own_for_numbers_and_in_a_loop_of_ones_own() -> None:
     torch.testing.assert_close(ensemble.loss(x, y, loss=each_sample), ensemble.loss(x, y))
 
 
+def test_outputs_of_another_shape_than_the_targets_have_no_rmse() -> None:
+    def mixture(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().amin(-1)
+
+    row = trained(line(), network=mlp(1, 3), loss=mixture).last
+    assert not {"rmse", "member_rmse"} & set(row)
+    assert row["spread"] > 0
+    best = Recipe(epochs=1, batch=30, run="loop", keep="best")
+    with pytest.raises(OptionError, match="the network has 3 outputs for 1 number: .* only your loss knows"):
+        trained(line(), best, network=mlp(1, 3), loss=mixture)
+
+
+def test_one_output_without_an_axis_has_its_rmse() -> None:
+    def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets.reshape(outputs.shape)).square()
+
+    flat = nn.Sequential(*mlp(1, 1), nn.Flatten(0))
+    found = trained(line(), Recipe(epochs=2, batch=30, run="loop", keep="best"), network=flat, loss=squares)
+    usual = trained(line(), network=mlp(1, 1))
+    assert found.last["rmse"] == pytest.approx(usual.last["rmse"], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [

@@ -197,8 +197,7 @@ def check_shared(planned: Sequence[PlannedRun]) -> None:
         return
     data = left[0].dataset.load()
     if all(each.network == left[0].network for each in left):
-        recipe = left[0].recipe
-        left[0].network.build(data, loss=recipe.loss, seed=recipe.seed)
+        left[0].network.build(data, left[0].recipe)
 
 
 def from_recipe(file: recipes.RecipeFile, scale: str) -> tuple[CompareFlags, Settings]:

@@ -17,12 +17,13 @@ from covey.cli.flags import parse_one
 from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
 from covey.deploy.int8 import processor_has_vnni
+from covey.quantiles import Quantiles
 from covey.scores import evaluate
 from covey.tables import text_table
 
 CHECKED = 16  # samples that a file must answer as the ensemble does
 CALIBRATED = 256  # samples that int8 is calibrated on
-SCORES = ("accuracy", "nll", "ece", "auroc", "rmse")
+SCORES = ("accuracy", "nll", "ece", "auroc", "pinball", "rmse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def export(args: Sequence[str]) -> int:
     )
     folder = run.existing(own.folder)
     record = run.read_settings(folder)["record"]
-    ensemble = run.read_ensemble(folder, own.network)
+    ensemble = run.read_calibrated(folder, own.network)
     data = None if own.data is not None else run.read_data(folder)
     path = Path(own.out) if own.out else folder / f"ensemble.{own.to}"
     example = _example(own.data, data, record)
@@ -95,7 +96,7 @@ def _calibration(source: str, folder: Path, record: dict[str, Any]) -> Tensor:
 
 
 class _Answers(nn.Module):
-    """A file as a network, for `evaluate`: log-probabilities, or predictions."""
+    """A file as a network, for `evaluate`: log-probabilities, predictions, or quantiles."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ class _Answers(nn.Module):
         found = self.deployed(x.numpy())
         if "probs" in found:
             return torch.from_numpy(found["probs"]).clamp_min(1e-30).log()
-        return torch.from_numpy(found["mean"])
+        return torch.from_numpy(found["mean"] if "mean" in found else found["quantiles"])
 
 
 def cost_of_int8(plain: Path, small: Path, data: Data) -> str:
@@ -114,7 +115,8 @@ def cost_of_int8(plain: Path, small: Path, data: Data) -> str:
     rows: list[tuple[str, ...]] = []
     columns: dict[str, dict[str, float]] = {}
     for name, path in (("float", plain), ("int8", small)):
-        scores = evaluate(_Answers(path), data)
+        answers = _Answers(path)
+        scores = evaluate(answers, data, task=Quantiles.of(answers.deployed.about["task"]))
         found = {key: value for key, value in scores.headline.items() if value is not None}
         found["MB"] = path.stat().st_size / 1e6
         columns[name] = found

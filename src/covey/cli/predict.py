@@ -10,10 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 from tyro.conf import Positional
 
@@ -24,6 +22,7 @@ from covey.data.inputs import prepare, read_inputs
 from covey.deploy import DeployedEnsemble
 from covey.errors import DataError, StoreError, reason
 from covey.files import write_text
+from covey.quantiles import KIND, QuantileAnswer, kind_of
 
 _NAMED = 5  # inputs in a message
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what the cells begin with that spreadsheets compute
@@ -55,11 +54,11 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
-    answering, record = _answering(Path(own.folder), own.network)
+    answering, record, task = _answering(Path(own.folder), own.network)
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
-        rows += prediction_rows(labels, answering(prepare(part, record)), record)
+        rows += prediction_rows(labels, answering(prepare(part, record)), record, task)
     _check_finite(rows, own.input)
     text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
     if own.out is None:
@@ -73,8 +72,8 @@ def predict(args: Sequence[str]) -> int:
     return 0
 
 
-def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any], dict[str, Any]]:
-    """What answers prepared inputs, and the record of the data that it was trained on."""
+def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any], dict[str, Any], str]:
+    """What answers prepared inputs, the record of the data that it was trained on, and its task."""
     if path.suffix == ".onnx":
         deployed = DeployedEnsemble(path)
         if deployed.about["data"] is None:
@@ -83,20 +82,18 @@ def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any]
                 "run with `covey export`."
             )
 
-        def from_file(inputs: Tensor) -> dict[str, Tensor]:
-            found = deployed(inputs.numpy())
-            return {name: torch.from_numpy(array) for name, array in found.items()}
-
-        return from_file, deployed.about["data"]
+        return deployed.predict, deployed.about["data"], deployed.about["task"]
     record = run.read_settings(path)["record"]
-    ensemble = run.read_ensemble(path, network)
+    ensemble = run.read_calibrated(path, network)
     # Whether answers are finite is checked over all batches and with the inputs' names.
-    return (lambda inputs: ensemble.predict(inputs, check=False)), record
+    return (lambda inputs: ensemble.predict(inputs, check=False)), record, ensemble.task
 
 
-def prediction_rows(names: Sequence[str], answer: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
+def prediction_rows(
+    names: Sequence[str], answer: Any, record: dict[str, Any], task: str
+) -> list[dict[str, Any]]:
     """A record for each input: the prediction and its uncertainty."""
-    columns = COLUMNS[type(answer)](answer, record)
+    columns = COLUMNS[kind_of(task)](answer, record)
     return [
         dict(zip(("input", *columns), row, strict=True)) for row in zip(names, *columns.values(), strict=True)
     ]
@@ -111,8 +108,19 @@ def _class_columns(answer: Prediction, record: dict[str, Any]) -> dict[str, list
         "probability": answer.max_prob.tolist(),
         "entropy": answer.entropy.tolist(),
         "mutual_information": answer.mutual_information.tolist(),
+        **_sets(answer, classes),
         **{f"p({name})": answer.probs[:, i].tolist() for i, name in enumerate(classes)},
     }
+
+
+def _sets(answer: Prediction, classes: Sequence[str]) -> dict[str, list[str]]:
+    """The classes of the conformal sets, if the ensemble has some."""
+    if not answer.guaranteed:
+        return {}
+    told = []
+    for inside in answer.sets.tolist():
+        told.append("; ".join(name for name, is_in in zip(classes, inside, strict=True) if is_in))
+    return {"set": told}
 
 
 def _pixel_columns(answer: Prediction, classes: Sequence[str]) -> dict[str, list[Any]]:
@@ -143,43 +151,52 @@ def _label_columns(answer: MultiLabel, record: dict[str, Any]) -> dict[str, list
 
 
 def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, list[Any]]:
-    outputs = answer.mean[0].numel()
-    unit = record["target_normalisation"] or {"mean": [0.0] * outputs, "std": [1.0] * outputs}
-    scales, shifts = unit["std"], unit["mean"]
+    scales, shifts = _unit(record, answer.mean[0].numel())
     values = {
         "prediction": answer.mean,
         "std": answer.std,
         "epistemic_std": answer.epistemic.sqrt(),
         "aleatoric_std": answer.aleatoric.sqrt(),
     }
+    if answer.guaranteed:
+        values |= {"low": answer.low, "high": answer.high}
     columns = {}
     for k, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
         which = f"[{k}]" if len(scales) > 1 else ""
         for name, tensor in values.items():
             own = tensor.reshape(len(tensor), -1)[:, k] * scale
-            columns[name + which] = (own + shift if name == "prediction" else own).tolist()
+            columns[name + which] = (own + shift if name in _POINTS else own).tolist()
     return columns
 
 
-def _file_columns(found: dict[str, Tensor], record: dict[str, Any]) -> dict[str, list[Any]]:
-    """Of an exported file's answer, which has the names of an ensemble's."""
-    answer: Any = SimpleNamespace(**found)
-    if "mean" in found:
-        return _number_columns(answer, record)
-    if record["task"] == "multilabel":
-        answer.labels = answer.probs > 0.5
-        return _label_columns(answer, record)
-    answer.label, answer.max_prob = answer.probs.argmax(-1), answer.probs.amax(-1)
-    return _class_columns(answer, record)
+_POINTS = ("prediction", "low", "high")  # values on the targets' scale, not distances on it
 
 
-COLUMNS: dict[type, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {
-    Prediction: _class_columns,
-    MultiLabel: _label_columns,
-    Regression: _number_columns,
-    dict: _file_columns,
+def _unit(record: dict[str, Any], outputs: int) -> tuple[list[float], list[float]]:
+    """What leads each output back to its target's own unit: a factor, and what is added then."""
+    unit = record["target_normalisation"] or {"mean": [0.0] * outputs, "std": [1.0] * outputs}
+    return unit["std"], unit["mean"]
+
+
+def _quantile_columns(answer: QuantileAnswer, record: dict[str, Any]) -> dict[str, list[Any]]:
+    (scale, *_), (shift, *_) = _unit(record, 1)
+    columns = {"prediction": (answer.centre * scale + shift).tolist()}
+    for level, values in zip(answer.asked.levels, answer.quantiles.unbind(-1), strict=True):
+        columns[f"q({level:g})"] = (values * scale + shift).tolist()
+    columns["epistemic_std"] = (answer.asked.centre(answer.epistemic)[..., 0].sqrt() * scale).tolist()
+    if answer.guaranteed:
+        columns |= {name: (getattr(answer, name) * scale + shift).tolist() for name in ("low", "high")}
+    return columns
+
+
+COLUMNS: dict[str, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {
+    "classification": _class_columns,
+    "multilabel": _label_columns,
+    "regression": _number_columns,
+    "gaussian": _number_columns,
+    KIND: _quantile_columns,
 }
-"""What is written of each kind of answer."""
+"""What is written of an answer, by the ensemble's task."""
 
 
 def _class_names(classes: Sequence[str], outputs: int) -> list[str]:

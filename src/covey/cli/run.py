@@ -19,6 +19,7 @@ from covey.cli.memory import keep_freed_memory
 from covey.cli.overwrite import replacing
 from covey.cli.settings import Network, Settings
 from covey.collapsing import collapse
+from covey.combine import CONFORMAL
 from covey.data import Data
 from covey.data.inputs import RECORD, check_record
 from covey.ensemble import Ensemble
@@ -26,10 +27,12 @@ from covey.errors import OptionError, StoreError
 from covey.files import write_text
 from covey.locks import locked
 from covey.networks.layers import origin_of
+from covey.quantiles import kind_of
 from covey.report import Run
 from covey.schema import Both, Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
 from covey.scores import Cost, Evaluation, evaluate, stored
 from covey.scores import cost as costs
+from covey.scores.evaluation import SCORES_FILE
 from covey.store import load, needs_network
 from covey.train import History, checkpoint, fit, record
 from covey.zoo import from_file, names
@@ -109,8 +112,10 @@ def train(
     if resume:
         _check_same_lesson(folder, lesson)
     data = settings.dataset.load()
+    if resume:
+        _check_same_images(folder, data)
     recipe = settings.recipe
-    network = settings.network.build(data, loss=recipe.loss, seed=recipe.seed)
+    network = settings.network.build(data, recipe)
     code = {name: from_file.digest(name) for name in settings.network.code}
     described = {**settings.to_dict(), "record": data.record, **({"code": code} if code else {})}
     if lesson is not None:
@@ -201,6 +206,19 @@ def _check_same_lesson(folder: Path, lesson: Lesson | None) -> None:
         raise StoreError(
             f"{folder} learnt from {_lesson_in_words(before)}, and would go on with {_lesson_in_words(now)}. Go on "
             "with the command that began it, or choose another folder."
+        )
+
+
+def _check_same_images(folder: Path, data: Data) -> None:
+    """Refuse to go on with images that are normalised otherwise than they were."""
+    if not os.path.lexists(folder / SETTINGS):
+        return
+    before, now = read_settings(folder)["record"]["normalisation"], data.record["normalisation"]
+    if before is not None and before != now:
+        told = {name: " ".join(map(str, before[name])) for name in ("mean", "std")}
+        raise StoreError(
+            f"{folder} was trained on images normalised otherwise. Go on with --image-mean {told['mean']} --image-std "
+            f"{told['std']}, or choose another folder."
         )
 
 
@@ -344,8 +362,31 @@ def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
     for name in named.code:
         if not by_fit and from_file.digest(name) not in stored.get("code", {}).values():
             _log.warning("%s was changed since %s was trained with it", name, folder)
-    made = named.made(stored["record"], loss=stored["recipe"].get("loss", "auto"))
+    made = named.made(stored["record"], settings_of(stored).recipe)
     return load(folder / "ensemble", made[0] if len(made) == 1 else made).eval()
+
+
+def read_calibrated(folder: Path, code: str | None = None) -> Ensemble:
+    """The trained ensemble of a run, with the conformal intervals that `covey evaluate` has fitted for its numbers.
+
+    Intervals that were stored with the ensemble itself stay. Of several kinds those that follow its uncertainty are
+    taken, which are fitted where members differ everywhere.
+
+    Args:
+        folder: of the run.
+        code: as in `read_ensemble`.
+    """
+    ensemble = read_ensemble(folder, code)
+    if ensemble.conformal is not None or not os.path.lexists(folder / SCORES_FILE):
+        return ensemble
+    fitted = Evaluation.load(folder, outputs=False).calibration
+    unit = read_settings(folder)["record"]["target_normalisation"]
+    scales = None if unit is None else unit["std"]
+    for name in ("normalised", "absolute", "margin"):
+        if name in fitted and type(fitted[name]) is CONFORMAL.get(kind_of(ensemble.task)):
+            ensemble.conformal = fitted[name].standardised(scales)
+            break
+    return ensemble
 
 
 def read_network(folder: Path, ensemble: Ensemble, code: str | None = None) -> nn.Module:
@@ -363,7 +404,7 @@ def read_network(folder: Path, ensemble: Ensemble, code: str | None = None) -> n
     network = settings_of(stored).network
     if code is not None:
         network = replace(network, network=code).absolute()
-    return network.made(stored["record"], loss=stored["recipe"].get("loss", "auto"))[0]
+    return network.made(stored["record"], settings_of(stored).recipe)[0]
 
 
 def _check_no_code(folder: Path, network: Network) -> None:

@@ -211,7 +211,10 @@ def _which(value: float, drawn: Sequence[float]) -> str:
 
 
 def score_name(settings: Settings, task: str) -> str:
-    """The validation score that is searched by: what `choose` says, else the likelihood, or the RMSE of numbers."""
+    """The validation score that is searched by: what `choose` says, else the likelihood, the RMSE of numbers, or the
+    pinball loss of quantiles."""
+    if settings.recipe.quantiles and settings.recipe.choose is None:
+        return "pinball"
     return settings.recipe.choose or ("rmse" if task == "regression" else "nll")
 
 

@@ -38,7 +38,8 @@ class ServeFlags:
         port: 0 takes a free one.
         name: of the model in the paths of the Open Inference Protocol; the folder's by default.
         defer: mark answers whose uncertainty is above this.
-        defer_by: which uncertainty: entropy or mutual_information of classes, std or epistemic of numbers.
+        defer_by: which uncertainty: entropy or mutual_information of classes, std or epistemic of numbers, width or
+            epistemic of quantiles.
         ray: serve with several processes on Ray: the cluster at $RAY_ADDRESS if that is set, else this machine (needs
             covey[ray]).
         anytime: measure subsets of members on the validation data first, so that requests may name a budget_ms.
@@ -106,7 +107,7 @@ def _application(own: ServeFlags, limits: Limits) -> FastAPI:
         served = serving.ServedFile(path)
         what: dict[str, Any] = {"ensemble": served, "record": served.record}
     else:
-        ensemble = run.read_ensemble(path, own.network)
+        ensemble = run.read_calibrated(path, own.network)
         what = {"ensemble": ensemble, "record": run.read_settings(path)["record"]}
         if own.anytime:
             what["anytime"] = _measured(ensemble, path, limits.batch)

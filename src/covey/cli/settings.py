@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 from covey import registry
 from covey.data import Data, load
-from covey.data.container import Task
+from covey.data.container import Normalisation, Task
 from covey.data.load import LENGTH
 from covey.data.splits import fewer
 from covey.data.table import SUFFIXES as TABLES
@@ -27,7 +28,9 @@ from covey.store import load as stored_ensemble
 from covey.tensor_files import check_size
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
-from covey.zoo import NETWORKS, from_file, names
+from covey.zoo import NETWORKS, from_file, from_hf, names
+
+_log = logging.getLogger("covey")
 
 SINGLE = "single"
 BYTES = 256  # classes of a text
@@ -52,6 +55,9 @@ class Dataset:
         validation: share of the training part held back to choose by.
         test: share held back for the test, where the data have no test part.
         image_size: image folders: side that all images are brought to, or height and width.
+        image_mean: images: mean of each channel to normalise with, of intensities from 0 to 1; that of --network
+            hf:NAME if its files say one, else that of the training images.
+        image_std: images: standard deviation of each channel, likewise.
         length: texts: bytes in a window, or most tokens of a sample.
         split: UCI sets: number of the standard split.
         held_out: classes that are taken away and become an out-of-distribution set.
@@ -74,6 +80,8 @@ class Dataset:
     validation: float | None = None
     test: float | None = None
     image_size: tuple[int, ...] = ()
+    image_mean: tuple[float, ...] = ()
+    image_std: tuple[float, ...] = ()
     length: int = LENGTH
     split: int = 0
     held_out: tuple[str, ...] = ()
@@ -106,12 +114,25 @@ class Dataset:
             skip_bad=self.skip_bad,
             text=self.text,
             tokenizer=self.tokenizer,
+            normalisation=self._normalisation(),
         )
         if self.samples is not None:
             data = fewer(data, self.samples, self.data_seed)
         if self.train_samples is not None:
             data = fewer(data, self.train_samples, self.data_seed, parts=("train",))
         return data
+
+    def _normalisation(self) -> Normalisation | None:
+        """The mean and deviation of images that were asked for."""
+        if not self.image_mean and not self.image_std:
+            return None
+        if not self.image_mean or not self.image_std:
+            raise OptionError(
+                "image_mean and image_std go together (--image-mean, --image-std); one is missing."
+            )
+        if min(self.image_std) <= 0:
+            raise OptionError(f"image_std is above 0 (--image-std); got {min(self.image_std)}.")
+        return Normalisation(self.image_mean, self.image_std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,22 +152,22 @@ class Network:
     network_option: tuple[str, ...] = ()
     weights: str | None = None
 
-    def build(self, data: Data, *, loss: str, seed: int) -> nn.Module | list[nn.Module]:
-        """The network for these data, or the networks, initialised from the seed."""
-        with random_state_kept(seed=seed):
-            made = self.made(data.record, loss=loss)
+    def build(self, data: Data, recipe: Recipe) -> nn.Module | list[nn.Module]:
+        """The network for these data, or the networks, initialised from the recipe's seed."""
+        with random_state_kept(seed=recipe.seed):
+            made = self.made(data.record, recipe)
         if len(made) > 1:
             return made
         return made[0] if self.weights is None else trained(made[0], Path(self.weights))
 
-    def made(self, record: Mapping[str, Any], *, loss: str) -> list[nn.Module]:
+    def made(self, record: Mapping[str, Any], recipe: Recipe) -> list[nn.Module]:
         """The networks for data with this record, without trained weights of another run."""
         targets = record["target_normalisation"] or {"mean": ()}
         outputs = max(1, len(record["classes"]), len(targets["mean"]))
         if record["task"] == "language":
             outputs = BYTES
-        if record["task"] == "regression" and loss != "mse":
-            outputs *= 2  # a mean and a variance
+        if record["task"] == "regression":
+            outputs *= recipe.outputs_of_a_number
         column = (record["columns"] or [{}])[0]
         made = []
         for name in names.split(self.network or _usual(record)):
@@ -212,12 +233,14 @@ class Settings:
         )
 
     def complete(self) -> Settings:
-        """The same with what follows from other settings: a network's own tokenizer, full paths of Python files."""
+        """The same with what follows from other settings: a network's own tokenizer or normalisation, full paths."""
         dataset, name = self.dataset, self.network.network or ""
         # A table and a network of Hugging Face: there is nothing but texts that it could classify.
         wanted = dataset.text is not None or Path(dataset.data).suffix in TABLES
         if name.startswith("hf:") and wanted and dataset.tokenizer is None:
             dataset = replace(dataset, tokenizer=name.removeprefix("hf:"))
+        elif not dataset.image_mean and not dataset.image_std:
+            dataset = _normalised_for(name, dataset)
         return replace(self, dataset=dataset, network=self.network.absolute())
 
     def scaled(self, small: Mapping[str, Any]) -> Settings:
@@ -230,6 +253,27 @@ class Settings:
         options = updated(self.options, small.get("options", {}), "small.options")
         recipe = updated(recipe, {k: small[k] for k in ("batch", "lr") if k in small}, "small")
         return replace(self, recipe=recipe, network=network, dataset=dataset, options=options)
+
+
+def _normalised_for(name: str, dataset: Dataset) -> Dataset:
+    """The data with images normalised as a network of Hugging Face wants them, if it says how."""
+    wanted = {}
+    for part in names.split(name):
+        if part.startswith("hf:"):
+            wanted[part] = from_hf.normalisation(part.removeprefix("hf:"))
+    found = set(wanted.values())
+    if len(found) > 1:
+        raise OptionError(
+            f"{', '.join(wanted)} want images normalised in different ways; say one with --image-mean and --image-std."
+        )
+    scale = found.pop() if found else None
+    if scale is None:
+        return dataset
+    mean, std = (" ".join(f"{value:.4g}" for value in numbers) for numbers in scale)
+    _log.info(
+        "images are normalised as %s wants them: mean %s, std %s (--image-mean, --image-std)", name, mean, std
+    )
+    return replace(dataset, image_mean=scale[0], image_std=scale[1])
 
 
 def trained(network: nn.Module, path: Path) -> nn.Module:

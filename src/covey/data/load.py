@@ -50,6 +50,7 @@ def load(
     skip_bad: bool = False,
     text: str | None = None,
     tokenizer: str | None = None,
+    normalisation: Normalisation | None = None,
 ) -> Data:
     """Load a data set.
 
@@ -80,6 +81,8 @@ def load(
             other column. Needs a tokenizer.
         tokenizer: what cuts those texts into at most `length` tokens: a folder of Hugging Face's, or a name whose files
             are in the hub's cache.
+        normalisation: images: mean and deviation to normalise with, of intensities from 0 to 1, such as a pretrained
+            network wants; by default those of the training images.
     """
     name, folder = str(source), data_folder(root)
     ask = Asked(
@@ -113,6 +116,11 @@ def load(
         held = {other: whole[numbers] for other, numbers in held.items()}
     parts, target_normalisation = _standardised_targets(parts, raw.task)
     shape = tuple(parts["test"].inputs.shape[1:])
+    images = parts["train"] if len(parts["train"]) else parts["test"]
+    if normalisation is None:
+        normalisation = _normalisation(images, shape)
+    else:
+        normalisation = _fitting(normalisation, images.inputs, name)
     strange = held | _out_of_distribution(ood, shape, columns, folder, ask)
     data = Data(
         parts["train"],
@@ -122,7 +130,7 @@ def load(
         classes=raw.classes,
         shape=shape,
         ood=strange,
-        normalisation=_normalisation(parts["train"] if len(parts["train"]) else parts["test"], shape),
+        normalisation=normalisation,
         target_normalisation=target_normalisation,
     )
     chosen = {
@@ -295,6 +303,30 @@ def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None
         mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
     std = torch.where(std > 1e-6, std, 1.0)
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _fitting(given: Normalisation, images: Tensor, name: str) -> Normalisation:
+    """A normalisation of the user's or a network's, with a number for each channel."""
+    if images.ndim != 4:
+        raise DataError(
+            f"{name}: mean and deviation (--image-mean, --image-std) are of images' channels, and these data have rows "
+            f"of shape {tuple(images.shape[1:])}"
+        )
+    channels = images.shape[1]
+    sizes = {len(given.mean), len(given.std)}
+    if not sizes <= {1, channels}:
+        raise DataError(
+            f"{name}: the images have {channels} channels; mean and deviation (--image-mean, --image-std) have as many "
+            f"numbers or one, got {len(given.mean)} and {len(given.std)}"
+        )
+    if images.dtype != torch.uint8 and (images.min() < 0 or images.max() > 1):
+        raise DataError(
+            f"{name}: mean and deviation (--image-mean, --image-std) are of intensities from 0 to 1, and the images "
+            f"reach from {float(images.min()):.3g} to {float(images.max()):.3g}: store them as floats from 0 to 1, or "
+            "as uint8 from 0 to 255"
+        )
+    spread = (values * channels if len(values) == 1 else values for values in (given.mean, given.std))
+    return Normalisation(*spread)
 
 
 def _test_inputs(raw: Raw, name: str) -> Tensor:

@@ -127,6 +127,11 @@ def _check(ensemble: Ensemble, data: Data, recipe: Recipe, truth: float) -> None
         )
     if (data.task == "regression") != (ensemble.task != "classification"):
         raise OptionError(f"the data are for {data.task}, and the teacher's task is {ensemble.task!r}.")
+    if ensemble.task not in _LESSONS:
+        raise OptionError(
+            f"distill teaches classes, numbers or Gaussians, and the teacher's task is {ensemble.task!r}. Train the "
+            "student on the data themselves."
+        )
     if truth and data.task == "regression":
         raise OptionError("truth mixes labels into probabilities; for a regression leave it at 0.")
     if recipe.augment.mixup or recipe.augment.cutmix:

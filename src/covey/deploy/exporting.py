@@ -35,7 +35,7 @@ KINDS = {"onnx": ".onnx", "pt2": ".pt2"}
 LARGEST = 2**31 - 1
 """Bytes that one ONNX file can have."""
 
-OF_MEMBERS = ("member_logits", "member_mean", "member_variance")
+OF_MEMBERS = ("member_logits", "member_mean", "member_variance", "member_quantiles")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def export(
     """Write the ensemble as an ONNX or torch.export file that needs no covey, at any batch size.
 
     The file answers `probs`, `entropy` and `mutual_information`, or for regression `mean`, `std`, `epistemic` and
-    `aleatoric`; temperatures and conformal `sets` are inside. Its metadata say everything else under "covey".
+    `aleatoric`, or `quantiles` and `epistemic`; temperatures, conformal `sets` and the ends of conformal intervals,
+    `low` and `high`, are inside. Its metadata say everything else under "covey".
 
     Args:
         ensemble: what `convert`, `fit` or `load` gave.

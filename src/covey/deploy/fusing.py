@@ -37,7 +37,8 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
     Weights are made once, BatchNorm is folded into the layer before it, channels that a member masks away are cut out,
     and what members share before they differ runs once. The module needs nothing of covey. It takes what the network
     takes, at any batch size, and returns a dict: `probs`, `entropy`, `mutual_information`, `member_logits` (and `sets`
-    if conformal sets are fitted), or for regression `mean`, `std`, `epistemic`, `aleatoric`, `member_mean`.
+    if conformal sets are fitted), or for regression `mean`, `std`, `epistemic`, `aleatoric`, `member_mean`, or
+    `quantiles`, `epistemic`, `member_quantiles` (and `low`, `high` if conformal intervals are).
 
     Args:
         ensemble: what `convert`, `fit` or `load` gave.

@@ -111,12 +111,12 @@ def _check_inputs(source: Path, inputs: Sequence[np.ndarray]) -> None:
 
 
 def _answers(path: Path, inputs: Sequence[np.ndarray], batch: int = 64) -> np.ndarray:
-    """The file's probabilities or means on all inputs."""
+    """The file's probabilities, means or quantiles on all inputs."""
     session = open_session(path)
     found = []
     for start in range(0, len(inputs[0]), batch):
         answer = results(session, [array[start : start + batch] for array in inputs])
-        found.append(answer["probs"] if "probs" in answer else answer["mean"])
+        found.append(next(answer[name] for name in ("probs", "mean", "quantiles") if name in answer))
     return np.concatenate(found)
 
 

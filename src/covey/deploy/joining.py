@@ -11,12 +11,13 @@ from torch.func import functional_call
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from covey.combine import Answer, MultiLabel, Prediction, answer
+from covey.combine import Answer, MultiLabel, Prediction, Regression, answer
 from covey.deploy.constants import Constants
 from covey.deploy.drawing import Draws, unpaired
 from covey.deploy.tracing import Example, inlined, quiet, trace
 from covey.ensemble import Ensemble
 from covey.networks.calls import pick
+from covey.quantiles import QuantileAnswer
 
 Tensors = Callable[[int], Mapping[str, Node]]
 """Gives member k's tensors by name as nodes of the graph."""
@@ -172,7 +173,7 @@ def named(found: Answer) -> dict[str, Tensor]:
             "entropy": found.entropy,
             "mutual_information": found.mutual_information,
         }
-        if found.conformal is not None:
+        if found.guaranteed:
             results["sets"] = found.sets
         return {**results, "member_logits": found.logits}
     if isinstance(found, MultiLabel):
@@ -182,6 +183,13 @@ def named(found: Answer) -> dict[str, Tensor]:
             "mutual_information": found.mutual_information,
             "member_logits": found.logits,
         }
+    if isinstance(found, QuantileAnswer):
+        results = {
+            "quantiles": found.quantiles,
+            "epistemic": found.epistemic,
+            "member_quantiles": found.members,
+        }
+        return _with_ends(results, found)
     results = {
         "mean": found.mean,
         "std": found.std,
@@ -191,9 +199,12 @@ def named(found: Answer) -> dict[str, Tensor]:
     }
     if found.member_variance is not None:
         results["member_variance"] = found.member_variance
-    if found.conformal is not None:
-        results["low"], results["high"] = found.low, found.high
-    return results
+    return _with_ends(results, found)
+
+
+def _with_ends(results: dict[str, Tensor], found: Regression | QuantileAnswer) -> dict[str, Tensor]:
+    """The results, with the ends of the conformal interval if there is one."""
+    return {**results, "low": found.low, "high": found.high} if found.guaranteed else results
 
 
 def _answer(

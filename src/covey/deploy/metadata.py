@@ -12,7 +12,8 @@ import torch
 from covey.data.inputs import RECORD, check_record
 from covey.deploy.tracing import Example
 from covey.ensemble import Ensemble
-from covey.errors import StoreError
+from covey.errors import OptionError, StoreError
+from covey.losses import loss_of
 from covey.registry import described
 from covey.schema import Either, Many, Maybe, Named, Record, Truth, Whole, Word, check, parse_json
 from covey.version import __version__
@@ -27,7 +28,7 @@ SPEC = Record(
         "versions": Named(Word()),
         "method": Named(),
         "members": Whole(1),
-        "task": Word(("classification", "multilabel", "regression", "gaussian")),
+        "task": Word(),
         "labels": Many(Word()),
         "inputs": Named(
             Record({"shape": Many(Either((Whole(), Word(("batch",)))), most=16), "dtype": Word()})
@@ -55,6 +56,8 @@ MEANING = {
     "low": "lower end of the conformal interval, (batch, ...)",
     "high": "upper end of the conformal interval, (batch, ...)",
     "member_mean": "each member's prediction, (members, batch, ...)",
+    "quantiles": "the quantiles of the task's levels, rising, (batch, levels)",
+    "member_quantiles": "each member's quantiles, (members, batch, levels)",
     "member_variance": "each member's variance, (members, batch, ...)",
 }
 
@@ -118,6 +121,10 @@ def read(text: str | None, path: Path) -> dict[str, Any]:
     check(found, SPEC, path)
     if found["format"] != FORMAT:
         raise StoreError(f"{path} has format {found['format']}; this covey reads format {FORMAT}.")
+    try:
+        loss_of(found["task"])
+    except OptionError as error:
+        raise StoreError(f"{path}: {error}") from error
     if found["data"] is not None:
         check_record(found["data"], str(path))
     return found

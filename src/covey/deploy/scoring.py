@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 from covey.combine import Prediction, answer
 from covey.errors import OptionError
+from covey.quantiles import Quantiles
 from covey.scores import metrics, regression
 from covey.scores.collect import collect
 from covey.scores.held_out import HeldOut, held_out
 from covey.scores.model import evaluated_model
 from covey.scores.record import Record
 
-LOWER_IS_BETTER = {"nll": True, "accuracy": False, "rmse": True}
+LOWER_IS_BETTER = {"nll": True, "accuracy": False, "rmse": True, "pinball": True}
 """The scores by name, and which way is up."""
 
 
@@ -43,6 +44,10 @@ class Judge:
     def of_members(self, record: Record, members: Sequence[int]) -> float:
         """The score of the combined answer of some members, who may stand there more than once."""
         outputs = record.outputs[list(members)]
+        asked = Quantiles.of(record.task)
+        if asked is not None:
+            in_order = outputs.mean(0).sort(-1).values
+            return float(self._known({"pinball": asked}, record)(in_order, record.targets))
         if record.task == "regression":
             return self._of_numbers(record, outputs, list(members))
         found = answer(outputs, "classification", -1)
@@ -59,7 +64,7 @@ class Judge:
             return regression.gaussian_nll(mixed[0], mixed[1], record.targets)
         return self._known({**measure, "nll": regression.gaussian_nll}, record)(mixed[0], record.targets)
 
-    def _known(self, measures: dict[str, Callable[..., float]], record: Record) -> Callable[..., float]:
+    def _known(self, measures: Mapping[str, Callable[..., Any]], record: Record) -> Callable[..., Any]:
         if self.score not in measures:
             names = " or ".join(map(repr, measures))
             raise OptionError(f"score is {names} for these {record.task} data; got {self.score!r}.")

@@ -51,7 +51,7 @@ def select_members(
             by test data that you report.
         keep: how many to keep; by default as many as give the best score.
         repeats: whether a member may be chosen more than once.
-        score: "nll", "accuracy", or for regressions "rmse".
+        score: "nll", "accuracy", or for regressions "rmse", for quantiles "pinball".
     """
     if keep is not None and keep not in range(1, ensemble.members + 1):
         raise OptionError(f"keep is a number of members from 1 to {ensemble.members}; got {keep}.")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from covey.deploy import metadata
 from covey.errors import DataError, StoreError
 from covey.extras import load
 from covey.files import is_ordinary
+from covey.quantiles import KIND, Quantiles, kind_of
 
 _KINDS = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(double)": np.float64,
           "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(uint8)": np.uint8}  # fmt: skip
@@ -39,13 +43,36 @@ class DeployedEnsemble:
         """The answer by name, for inputs in the order of the file's."""
         return results(self.session, inputs)
 
+    def predict(self, inputs: Tensor) -> Any:
+        """The file's answer, under the names that an ensemble's answer has."""
+        found = {name: torch.from_numpy(array) for name, array in self(inputs.numpy()).items()}
+        answer = SimpleNamespace(**found, guaranteed=not {"sets", "low"}.isdisjoint(found))
+        if "quantiles" in found:
+            asked = Quantiles.of(self.about["task"])
+            assert asked is not None
+            answer.asked, answer.centre = asked, asked.centre(answer.quantiles)[..., 0]
+            answer.members = found.get("member_quantiles")
+        elif "mean" in found:
+            answer.variance = answer.epistemic + answer.aleatoric
+        elif self.about["task"] == "multilabel":
+            answer.labels = answer.probs > 0.5
+        else:
+            answer.label, answer.max_prob = answer.probs.argmax(-1), answer.probs.amax(-1)
+        if "member_logits" in found:
+            answer.member_log_probs = answer.member_logits.log_softmax(-1)
+        return answer
+
+
+_ANSWERED = {"regression": {"mean", "std"}, "gaussian": {"mean", "std"}, KIND: {"quantiles", "epistemic"}}
+"""What a file must answer at least, where it is no probabilities."""
+
 
 def _check_graph(session: Any, about: Mapping[str, Any], path: Path) -> None:
     """Refuse metadata that say something else than the file does: anybody may have written them."""
     outputs = {each.name: each.shape for each in session.get_outputs()}
     inputs = {each.name: tuple(each.shape[1:]) for each in session.get_inputs()}
     told = {name: tuple(entry.get("shape", ())[1:]) for name, entry in about["inputs"].items()}
-    wanted = {"mean", "std"} if about["task"] in ("regression", "gaussian") else {"probs", "entropy"}
+    wanted = _ANSWERED.get(kind_of(about["task"]), {"probs", "entropy"})
     wrong = ""
     if inputs != told:
         wrong = f"it takes {_shapes(inputs)}, and its metadata say {_shapes(told)}"
@@ -55,6 +82,9 @@ def _check_graph(session: Any, about: Mapping[str, Any], path: Path) -> None:
         trained = tuple(about["data"]["shape"])
         if trained not in inputs.values():
             wrong = f"it takes {_shapes(inputs)}, and its metadata say that the data had shape {trained}"
+    asked = Quantiles.of(about["task"])
+    if not wrong and asked is not None and outputs["quantiles"][-1] != len(asked.levels):
+        wrong = f"it answers {outputs['quantiles'][-1]} quantiles, and its metadata name {len(asked.levels)} levels"
     if not wrong and "probs" in outputs and _size(outputs["probs"]) < len(about["labels"]):
         wrong = f"it has {outputs['probs'][-1]} classes, and its metadata name {len(about['labels'])}"
     if wrong:

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.combine import Answer, MultiLabel, Regression, class_axis
+from covey.combine import Answer, MultiLabel, Prediction, Regression, class_axis
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
 from covey.extras import explained
 from covey.hf.network import check_labels, check_tokens, is_causal, is_multi_label, networks_of
-from covey.losses import LOSS_OF_TASK, LossName, member_losses
+from covey.losses import LossName, loss_of, member_losses
 
 try:
     from transformers.utils import ModelOutput
@@ -76,7 +76,12 @@ class EnsembleModel(nn.Module):
         self.ensemble = ensemble
         network = ensemble.skeleton()
         several = ensemble.task == "classification" and is_multi_label(network)
-        self.loss: LossName = loss or ("binary" if several else LOSS_OF_TASK[ensemble.task])
+        usual = "binary" if several else loss_of(ensemble.task)
+        if callable(usual):
+            raise OptionError(
+                f"transformers' trainers have no place for {ensemble.task}; train with covey.fit."
+            )
+        self.loss: LossName = loss or usual
         self.smoothing, self.ignore_index = smoothing, ignore_index
         self.shift_labels = is_causal(network) if shift_labels is None else shift_labels
         self.config = getattr(network, "config", None)
@@ -152,6 +157,7 @@ class EnsembleModel(nn.Module):
             return found.mean
         if isinstance(found, MultiLabel):
             return found.log_odds
+        assert isinstance(found, Prediction)
         if self.loss != "binary":
             return found.log_probs
         # the mean over members of each label's own probability, as a logit; log M is in both and falls out

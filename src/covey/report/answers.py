@@ -22,7 +22,7 @@ from .table import COSTS, SCORES, Column, best, times, verdict, written
 
 GOALS = (
     ("For accuracy", ("miou", "mean_ap", "accuracy", "rmse", "bits_per_character")),
-    ("For calibration", ("nll", "gaussian_nll")),
+    ("For calibration", ("nll", "gaussian_nll", "pinball")),
     ("For detecting out-of-distribution inputs", ("auroc",)),
     ("For robustness to corruption", ("mean_corruption_error",)),
 )

@@ -9,10 +9,13 @@ from covey.tables import text_table
 from .results import MethodRuns, Results, Run, gather
 from .table import SCORES, Column, shown, times, verdict, written
 
-MAIN = ("miou", "mean_ap", "accuracy", "rmse", "gaussian_nll", "bits_per_character", "nll", "ece", "auroc")
+MAIN = (
+    "miou", "mean_ap", "accuracy", "pinball", "level_error", "rmse", "gaussian_nll", "bits_per_character", "nll", "ece",
+    "auroc",
+)  # fmt: skip
 """The scores that are shown; the report has them all."""
 
-GAINS = ("nll", "gaussian_nll", "bits_per_character")
+GAINS = ("nll", "gaussian_nll", "bits_per_character", "pinball")
 """What a gain is judged by: a proper score, which accuracy and calibration both enter. The first that the runs have."""
 
 SIGNS = {"better": " +", "worse": " -"}

@@ -161,10 +161,11 @@ INTERVAL_HEADS = ("Method", "Kind", "Coverage, %", "Mean width", "Interval score
 
 
 def intervals(results: Results) -> list[Table]:
-    """Conformal intervals that should hold 90 % of the targets."""
+    """The outermost quantiles, and conformal intervals that should hold 90 % of the targets."""
     rows = []
     for method in results.methods:
-        for kind in ("absolute", "normalised"):
+        rows += _outermost(method)
+        for kind in ("absolute", "normalised", "margin"):
             found = [scores.get("calibration", {}).get(kind) for scores in _scores(method)]
             known = [each for each in found if each is not None and "width" in each]
             if known:
@@ -172,10 +173,37 @@ def intervals(results: Results) -> list[Table]:
                 row += [_mean([each[key] for each in known], 1, 4) for key in ("width", "interval_score")]
                 rows.append(row)
     caption = (
-        "Conformal intervals fitted on validation data to hold 90 % of the targets: equally wide, or by the ensemble's "
-        "deviation; means over seeds. A lower interval score is better"
+        "Conformal intervals fitted on validation data to hold 90 % of the targets: equally wide, by the ensemble's "
+        "deviation, or its outermost quantiles with a margin; means over seeds. A lower interval score is better"
     )
-    return [Table(caption, INTERVAL_HEADS, rows)] if rows else []
+    return [Table(caption, INTERVAL_HEADS, rows), *_levels(results)] if rows else _levels(results)
+
+
+def _outermost(method: MethodRuns) -> list[list[str]]:
+    """What the lowest and the highest quantile hold as they are."""
+    found = [
+        scores["ensemble"] for scores in _scores(method) if scores["ensemble"].get("nominal") is not None
+    ]
+    if not found:
+        return []
+    kind = f"quantiles, {100 * found[0]['nominal']:.3g} %"
+    coverage = _mean([scores.get("coverage") for scores in found], 100, 1)
+    return [[method.name, kind, coverage, _mean([scores.get("width") for scores in found], 1, 4), ""]]
+
+
+def _levels(results: Results) -> list[Table]:
+    """How many targets lie below each quantile."""
+    methods = [method for method in results.methods if method.curves("levels")]
+    if not methods:
+        return []
+    rows = []
+    for place, level in enumerate(methods[0].curves("levels")[0]["expected"]):
+        row = [f"{level:g}"]
+        for method in methods:
+            row.append(_mean([curve["observed"][place] for curve in method.curves("levels")], 100, 1))
+        rows.append(row)
+    heads = ["Level", *(method.name for method in methods)]
+    return [Table("Share of targets at or below each quantile in %, mean over seeds", heads, rows)]
 
 
 def _per_class(results: Results) -> list[Table]:

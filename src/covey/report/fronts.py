@@ -30,7 +30,7 @@ class Point:
 def fronts(results: Results, looks: Looks) -> list[Figure]:
     """One figure for each pair of a score and a cost that the runs have."""
     quality = _first_column(results, QUALITY)
-    likelihood = _first_column(results, ("nll", "gaussian_nll"))
+    likelihood = _first_column(results, ("nll", "gaussian_nll", "pinball"))
     costs = {column.key: column for column in COSTS}
     figures = []
     for score, cost in ((quality, "multiply_adds"), (likelihood, "stored"), (quality, "latency")):

@@ -2,7 +2,7 @@
 
 from covey.calibration import Conformal, Intervals, Temperature
 
-from .calibration import fit_conformal, fit_intervals, fit_temperature
+from .calibration import fit_conformal, fit_intervals, fit_margin, fit_temperature
 from .cost import Cost, measure_cost
 from .evaluation import Evaluation
 from .record import Record
@@ -21,6 +21,7 @@ __all__ = [
     "evaluate",
     "fit_conformal",
     "fit_intervals",
+    "fit_margin",
     "fit_temperature",
     "measure_cost",
     "score",

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from covey.combine import gaussian
 from covey.errors import EvaluationError
+from covey.quantiles import KIND, kind_of
 
 from .record import Record
 
@@ -33,6 +34,9 @@ def answered(
     if task == "multilabel":
         outputs, truths = test
         return Record(outputs=outputs.float(), targets=truths.cpu(), task="multilabel")
+    if kind_of(task) == KIND:
+        outputs, numbers = test
+        return Record(outputs=outputs.float(), targets=numbers.float().flatten(), task=task)
     if task != "classification":
         return _regression(*test, task=task)
     outputs, labels = _counted(*test, ignore_index)

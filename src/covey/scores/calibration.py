@@ -3,7 +3,8 @@
 Guo et al. (2017): divide logits by T > 0 that minimises validation NLL.
 Rahaman and Thiery (2021): for ensembles, scale the pooled prediction, because pooling makes it less sure.
 Romano, Sesia, Candes (2020): adaptive prediction sets (APS); Sadinle, Lei, Wasserman (2019): threshold
-sets. Lei et al. (2018): split conformal intervals, plain and normalised by a deviation.
+sets. Lei et al. (2018): split conformal intervals, plain and normalised by a deviation. Romano, Patterson, Candes
+(2019): a margin for quantiles.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Literal, cast
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.calibration import Conformal, Intervals, Temperature, class_scores, mean_log_probs
+from covey.calibration import Conformal, Intervals, Margin, Temperature, class_scores, mean_log_probs
 from covey.combine import Regression
 from covey.errors import EvaluationError
 from covey.extras import load
+from covey.quantiles import QuantileAnswer
 
 LOWEST, HIGHEST = 0.02, 50.0
 """Temperatures end here: on validation data without any error the best one would be 0."""
@@ -92,22 +94,44 @@ def fit_intervals(
 
 
 def interval_scores(intervals: Intervals, prediction: Regression, targets: Tensor) -> dict[str, float]:
-    """Coverage, mean width and mean interval score on test data.
+    """Coverage, mean width and mean interval score on test data; see `scores_between`."""
+    low, high = intervals.around(prediction.mean.double(), prediction.std.double())
+    return scores_between(low, high, targets, intervals.alpha)
+
+
+def margin_scores(margin: Margin, answer: QuantileAnswer, targets: Tensor) -> dict[str, float]:
+    """Coverage, mean width and mean interval score on test data; see `scores_between`."""
+    widened = QuantileAnswer(answer.members, answer.asked, margin.margin)
+    return scores_between(widened.low.double(), widened.high.double(), targets, margin.alpha)
+
+
+def scores_between(low: Tensor, high: Tensor, targets: Tensor, alpha: float) -> dict[str, float]:
+    """Coverage, mean width and mean interval score of intervals that should miss a share `alpha` of the targets.
 
     The interval score (Gneiting and Raftery, 2007) is the width plus 2 / alpha times the distance of what is missed;
     lower is better.
     """
-    low, high = intervals.around(prediction.mean.double(), prediction.std.double())
     below = (low - targets).clamp_min(0)
     above = (targets - high).clamp_min(0)
     width = high - low
     covered = (below == 0) & (above == 0)
-    score = width + 2 / intervals.alpha * (below + above)
+    score = width + 2 / alpha * (below + above)
     return {
         "coverage": float(covered.double().mean()),
         "width": float(width.mean()),
         "interval_score": float(score.mean()),
     }
+
+
+def fit_margin(answer: QuantileAnswer, targets: Tensor, *, alpha: float = 0.1) -> Margin:
+    """The margin with which the outermost quantiles hold the true number with probability 1 - alpha.
+
+    Args:
+        answer: the ensemble's answer on validation data, (N, Q), without a margin.
+        targets: the true numbers, (N,).
+        alpha: the share of misses allowed.
+    """
+    return Margin(alpha, answer.fitted_margin(targets, alpha))
 
 
 def _rank(samples: int, alpha: float, what: str) -> int:

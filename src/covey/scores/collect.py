@@ -12,6 +12,7 @@ from covey.combine import MultiLabel, Prediction, Regression, answer
 from covey.data.container import IGNORED, Split
 from covey.errors import EvaluationError
 from covey.networks.calls import arguments, inputs_explained
+from covey.quantiles import KIND, QuantileAnswer, kind_of
 from covey.tensors import moved
 
 from . import segmentation
@@ -62,13 +63,15 @@ ANSWERED: dict[str, str] = {
     "multilabel": "multilabel",
     "regression": "regression",
     "gaussian": "regression",
+    KIND: "regression",
 }
 """What kind of answer each task of data or of ensembles needs."""
 
 
 def _task(model: EvaluatedModel, data: HeldOut) -> str:
     """The task that the data name, else the one that the ensemble and the shape of the targets tell."""
-    answered = ANSWERED[model.task or data.task or "classification"]
+    own = kind_of(model.task or data.task or "classification")
+    answered = ANSWERED[own]
     task = data.task or answered
     if ANSWERED[task] != answered:
         raise EvaluationError(
@@ -78,7 +81,7 @@ def _task(model: EvaluatedModel, data: HeldOut) -> str:
     with_pixels = images is not None and images.ndim == 4 and data.test.targets.ndim == 3
     if data.task is None and task == "classification" and with_pixels:
         return "segmentation"
-    return task
+    return KIND if own == KIND else task
 
 
 def _classification_record(
@@ -213,12 +216,34 @@ def _numbers(
     return unit.restore(mean), variance, unit.restore(targets)
 
 
+def _quantile_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+    """Quantiles of one number for each sample."""
+
+    def numbers(part: Split) -> tuple[Tensor, Tensor]:
+        """Members' quantiles (M, N, Q) and the targets (N,), in the targets' own unit."""
+        outputs, answers = _outputs(model, data, part, batch_size)
+        found = answer(outputs, str(model.task))
+        assert isinstance(found, QuantileAnswer)
+        targets = answers.float().cpu()
+        if targets.numel() == len(targets):  # else `Record` says which shape it expected
+            targets = targets.flatten()
+        unit = data.target_unit
+        return (
+            (found.members, targets) if unit is None else (unit.restore(found.members), unit.restore(targets))
+        )
+
+    outputs, targets = numbers(data.test)
+    validation = None if data.validation is None else numbers(data.validation)
+    return Record(outputs=outputs, targets=targets, task=str(model.task), validation=validation)
+
+
 RECORDS: dict[str, Callable[[EvaluatedModel, HeldOut, int, int], Record]] = {
     "classification": _classification_record,
     "language": _language_record,
     "segmentation": _segmentation_record,
     "multilabel": _multilabel_record,
     "regression": _regression_record,
+    KIND: _quantile_record,
 }
 """How the outputs of each task are collected."""
 

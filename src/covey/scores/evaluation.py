@@ -13,6 +13,7 @@ from typing import Any
 from covey.calibration import from_dict
 from covey.errors import EvaluationError, StoreError
 from covey.files import write_text
+from covey.quantiles import KIND, kind_of
 from covey.schema import read_json
 from covey.tables import counted, html_table, number, text_table
 
@@ -42,7 +43,7 @@ class Evaluation:
     Args:
         scores: nested plain numbers: "ensemble", "member_mean", "members", "ood", "selective", "diversity",
             "robustness", "calibration". A score that is not defined is None, and a note says why.
-        curves: what figures draw: "reliability", "risk_coverage", "roc", "histogram", or "intervals".
+        curves: what figures draw: "reliability", "risk_coverage", "roc", "histogram", "intervals", or "levels".
         about: task, members, samples, classes, out-of-distribution sets and versions.
         notes: what a reader must know.
         examples: the most and the least certain test samples.
@@ -92,7 +93,7 @@ class Evaluation:
             counted(about["members"], "member"),
             counted(about["samples"], "test sample"),
         ]
-        one, several = OUTPUTS.get(about["task"], ("class", "classes"))
+        one, several = OUTPUTS.get(kind_of(about["task"]), ("class", "classes"))
         parts.append(counted(about["outputs"], one, several))
         headline = _Table(", ".join(parts), ("score", "ensemble", "mean of members"))
         members = self.scores["member_mean"]
@@ -187,7 +188,7 @@ class Evaluation:
         return replace(found, record=Record.load(folder / OUTPUTS_FILE))
 
 
-OUTPUTS = {"regression": ("output", "outputs"), "multilabel": ("label", "labels")}
+OUTPUTS = {"regression": ("output", "outputs"), "multilabel": ("label", "labels"), KIND: ("level", "levels")}
 """What the outputs of a task are called, where they are no classes."""
 
 _FURTHER = (

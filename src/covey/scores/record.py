@@ -18,6 +18,7 @@ from torch import Tensor
 from covey.data.npy import read_npz
 from covey.errors import DataError, EvaluationError, StoreError
 from covey.files import check_stored, whole
+from covey.quantiles import KIND, kind_of
 from covey.schema import Many, Whole, Word, check, parse_json
 from covey.schema import Record as Schema
 
@@ -25,8 +26,8 @@ FORMAT = 1
 OOD, CORRUPTED = "ood:", "corrupted:"
 """What the names of sets begin with in the file."""
 
-TASKS = ("classification", "language", "regression", "segmentation", "multilabel")
-_ABOUT = Schema({"format": Whole()}, optional={"task": Word(TASKS), "classes": Many(Word())})
+TASKS = ("classification", "language", "regression", "segmentation", "multilabel", KIND)
+_ABOUT = Schema({"format": Whole()}, optional={"task": Word(), "classes": Many(Word())})
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class Record:
     """What the members answered on a test set, checked when it is made.
 
     Args:
-        outputs: logits (M, N, C), or for regression the members' means (M, N, D).
-        targets: labels (N,); for regression (N, D); where several labels may be true 0 or 1, (N, C).
+        outputs: logits (M, N, C), or for regression the members' means (M, N, D), or their quantiles (M, N, Q).
+        targets: labels or numbers (N,); for regression (N, D); where several labels may be true 0 or 1, (N, C).
         task: "classification", "language" (labels are the next symbols), "segmentation" (samples are pixels),
-            "multilabel" (labels are a column each) or "regression".
+            "multilabel" (labels are a column each), "regression", or quantiles such as "quantiles(0.05, 0.95)".
         variance: for regression the members' variances (M, N, D), if they give any.
         validation: outputs (M, V, C) and targets (V, ...) on validation data, for calibration.
         validation_variance: for regression the members' variances on it (M, V, D), if they give any.
@@ -57,10 +58,11 @@ class Record:
     validation_variance: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
+        kind = kind_of(self.task)
+        if kind not in TASKS:
             raise EvaluationError(f"task: expected one of {', '.join(TASKS)}, got {self.task!r}")
         _check_outputs(self.outputs, "the test set")
-        check_targets = _CHECKS.get(self.task, _check_labels)
+        check_targets = _CHECKS.get(kind, _check_labels)
         check_targets(self.outputs, self.targets, "the test set")
         _check_variance(self.outputs, self.variance, "variance")
         if self.validation is not None:
@@ -235,6 +237,10 @@ def _check_numbers(outputs: Tensor, targets: Tensor, where: str) -> None:
         raise EvaluationError(f"{where}: targets are not finite")
 
 
+def _check_one_number(outputs: Tensor, targets: Tensor, where: str) -> None:
+    _check_numbers(outputs[..., 0], targets, where)
+
+
 def _check_truths(outputs: Tensor, targets: Tensor, where: str) -> None:
     if targets.shape != outputs.shape[1:]:
         raise EvaluationError(
@@ -245,7 +251,7 @@ def _check_truths(outputs: Tensor, targets: Tensor, where: str) -> None:
         raise EvaluationError(f"{where}: labels of which several may be true are 0 or 1; some are neither")
 
 
-_CHECKS = {"regression": _check_numbers, "multilabel": _check_truths}
+_CHECKS = {"regression": _check_numbers, "multilabel": _check_truths, KIND: _check_one_number}
 """How targets of a task are checked, where they are not one class for each sample."""
 
 

@@ -17,8 +17,19 @@ from covey.calibration import Conformal, Intervals, Temperature
 from covey.combine import MultiLabel, Prediction, Regression
 from covey.data import Data
 from covey.locks import locked
+from covey.quantiles import KIND, QuantileAnswer, Quantiles, kind_of
 
-from . import calibration, metrics, multilabel, ood, regression, robustness, segmentation, selective
+from . import (
+    calibration,
+    metrics,
+    multilabel,
+    ood,
+    quantiles,
+    regression,
+    robustness,
+    segmentation,
+    selective,
+)
 from .classes import class_scores
 from .collect import collect, uncertainty_maps
 from .diversity import diversity_scores
@@ -42,7 +53,9 @@ def evaluate(
     *,
     ood: Mapping[str, Any] | None = None,
     validation: Any = None,
-    task: Literal["classification", "language", "regression", "segmentation", "multilabel"] | None = None,
+    task: Literal["classification", "language", "regression", "segmentation", "multilabel"]
+    | Quantiles
+    | None = None,
     batch_size: int = 256,
     limit: int | None = None,
     corruptions: int = 0,
@@ -58,15 +71,18 @@ def evaluate(
             and loaders are read batch by batch.
         ood: more sets of out-of-distribution inputs by name: tensors, arrays, data sets or loaders.
         validation: data for calibration, as `data`; by default the data's own validation split.
-        task: what is predicted, where neither the data nor the ensemble says; "classification" by default.
+        task: what is predicted, where neither the data nor the ensemble says; "classification" by default. For a plain
+            network that answers with quantiles, these.
         batch_size: samples in a batch.
         limit: use at most this many samples of each set, the first ones.
         corruptions: how many test images, the first ones, to corrupt in 75 ways and score too; 0 for none.
         folder: where to store members' outputs (before any score is computed) and the scores.
         half: store the outputs as float16.
     """
-    sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit)
     model = evaluated_model(ensemble)
+    if isinstance(task, Quantiles):
+        model, task = replace(model, task=str(task)), "regression"
+    sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit)
     with nullcontext() if folder is None else locked(folder):
         record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
         if folder is not None:
@@ -110,7 +126,7 @@ def score(
         stored: a temperature that the ensemble already has, scored beside those fitted here.
     """
     shown = Shown(inputs, ood or {}, columns)
-    return SCORERS[record.task](record, shown, stored)
+    return SCORERS[kind_of(record.task)](record, shown, stored)
 
 
 def _score_classes(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
@@ -192,6 +208,31 @@ def _score_regression(record: Record, shown: Shown, stored: Temperature | None) 
     return Evaluation(scores, curves, _about(record), tuple(notes), calibration=fitted, record=record)
 
 
+def _score_quantiles(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
+    asked = Quantiles.of(record.task)
+    assert asked is not None
+    answer = asked.answer(record.outputs)
+    scores = quantiles.quantile_scores(answer, record.targets)
+    notes = _worse_than_the_mean(scores["ensemble"]["rmse"], record.targets)
+    fitted = {}
+    if record.validation is not None:
+        fitted = _fit_margin(asked.answer(record.validation[0]), record.validation[1], notes)
+    calibrated = {}
+    for name, margin in fitted.items():
+        calibrated[name] = calibration.margin_scores(margin, answer, record.targets)
+    scores["calibration"] = calibrated
+    curves = {"levels": quantiles.levels_below(answer, record.targets)}
+    return Evaluation(scores, curves, _about(record), tuple(notes), calibration=fitted, record=record)
+
+
+def _fit_margin(known: QuantileAnswer, targets: Tensor, notes: list[str]) -> dict[str, Any]:
+    """A conformal margin, fitted on validation data if there are enough."""
+    if len(targets) < LEAST_FOR_CONFORMAL:
+        notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal margin at 90 %.")
+        return {}
+    return {"margin": calibration.fit_margin(known, targets)}
+
+
 def _fit_intervals(record: Record, notes: list[str]) -> dict[str, Any]:
     """Conformal intervals by name, fitted on the validation outputs if there are enough."""
     if record.validation is None:
@@ -226,6 +267,7 @@ SCORERS: dict[str, Callable[[Record, Shown, Temperature | None], Evaluation]] = 
     "segmentation": _score_pixels,
     "multilabel": _score_labels,
     "regression": _score_regression,
+    KIND: _score_quantiles,
 }
 """How each task is scored."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from covey import calibration
 from covey.errors import StoreError
+from covey.quantiles import KIND, kind_of
 from covey.schema import Both, Either, Many, Maybe, Named, Number, Record, Spec, Whole, Word, check
 
 from .multilabel import PER_LABEL
@@ -68,6 +69,10 @@ _REGRESSION = Record(
     {**_COMMON, "ensemble": _SCORES, "diversity": _SCORES},
     optional={"calibration": Record(optional={"absolute": _INTERVALS, "normalised": _INTERVALS})},
 )
+_QUANTILES = Record(
+    {**_COMMON, "ensemble": _SCORES, "diversity": _SCORES},
+    optional={"calibration": Record(optional={"margin": _INTERVALS})},
+)
 _MULTILABEL = Record(
     {
         **_COMMON,
@@ -78,7 +83,7 @@ _MULTILABEL = Record(
         ),
     }
 )
-_SCORES_OF = {"regression": _REGRESSION, "multilabel": _MULTILABEL}
+_SCORES_OF = {"regression": _REGRESSION, "multilabel": _MULTILABEL, KIND: _QUANTILES}
 """Scores of tasks that are no classification."""
 
 _CURVES = Record(
@@ -90,6 +95,7 @@ _CURVES = Record(
         "intervals": Record(
             {name: Many(_VALUE, len(LEVELS), len(LEVELS)) for name in ("expected", "observed")}
         ),
+        "levels": Record(dict.fromkeys(("expected", "observed"), _CURVE)),
     }
 )
 _ABOUT = Record(
@@ -149,7 +155,7 @@ def renewed(stored: Any) -> Any:
 def check_evaluation(stored: Any, source: str) -> None:
     """Refuse what `Evaluation.to_dict` cannot have given, as a StoreError that says what is wrong."""
     check(stored, EVALUATION, source)
-    scores = _SCORES_OF.get(stored["about"]["task"], _CLASSIFICATION)
+    scores = _SCORES_OF.get(kind_of(stored["about"]["task"]), _CLASSIFICATION)
     check(stored, Record({"scores": scores}), source)
     for fault in _contradictions(stored):
         raise StoreError(f"{source}: {fault}. The file was changed after it was written, or damaged.")
@@ -158,7 +164,8 @@ def check_evaluation(stored: Any, source: str) -> None:
 def _contradictions(stored: Mapping[str, Any]) -> Iterator[str]:
     """Where parts of an evaluation do not go together."""
     scores, curves, about = stored["scores"], stored["curves"], stored["about"]
-    single = {name: curves[name] for name in ("reliability", "risk_coverage", "intervals") if name in curves}
+    alone = ("reliability", "risk_coverage", "intervals", "levels")
+    single = {name: curves[name] for name in alone if name in curves}
     for name, curve in {**single, **curves.get("roc", {})}.items():
         if len({len(values) for values in curve.values()}) > 1:
             yield f"the lists of the curve {name!r} differ in length"

@@ -119,6 +119,8 @@ class _Service:
         answer: dict[str, Any] = {"model": self.model.name, "predictions": rows}
         if self.model.task == "classification":
             answer["classes"] = self.model.classes(len(rows[0]["probs"]))
+        if self.model.levels:
+            answer["levels"] = list(self.model.levels)
         if members is not None:
             answer["members_used"] = list(members)
         return _json(answer)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from covey.deploy import DeployedEnsemble
@@ -28,6 +26,7 @@ class ServedFile:
         method: its name.
         calibrated: whether a temperature is inside.
         tells_members: whether the file gives each member's own answer.
+        guaranteed: whether it gives conformal sets or intervals.
     """
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
@@ -47,19 +46,12 @@ class ServedFile:
         self.members: int = about["members"]
         self.method = str(about["method"].get("method", "ensemble"))
         self.calibrated = "temperature" in about["calibration"]
-        self.tells_members = not {"member_logits", "member_mean"}.isdisjoint(about["outputs"])
+        told = {"member_logits", "member_mean", "member_quantiles"}
+        self.tells_members = not told.isdisjoint(about["outputs"])
+        self.guaranteed = not {"sets", "low"}.isdisjoint(about["outputs"])
 
     def predict(self, inputs: Tensor, *, check: bool = False, members: Sequence[int] | None = None) -> Any:
         """The file's answer, by the names of an ensemble's."""
         if members is not None:
             raise OptionError("a file answers with all of its members")
-        found = {name: torch.from_numpy(array) for name, array in self._file(inputs.numpy()).items()}
-        answer = SimpleNamespace(**found)
-        if "mean" in found:
-            answer.variance = answer.epistemic + answer.aleatoric
-            return answer
-        answer.label = answer.probs.argmax(-1)
-        answer.conformal = "sets" if "sets" in found else None
-        if "member_logits" in found:
-            answer.member_log_probs = answer.member_logits.log_softmax(-1)
-        return answer
+        return self._file.predict(inputs)

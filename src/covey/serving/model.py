@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from covey.data import tokens
 from covey.data.inputs import prepare
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError, OptionError
+from covey.quantiles import KIND, Quantiles, kind_of
 from covey.scores.subsets import Anytime
 from covey.serving.batcher import Columns
 from covey.serving.deployed import ServedFile
@@ -23,9 +24,20 @@ from covey.version import __version__
 
 FINITE = "finite"  # a column that says whether all numbers of a sample's answer are
 MEMBERS = "members"  # a column with the members' own answers
+_NUMBERS = ("mean", "std", "epistemic", "aleatoric")
+_ANSWERS = {
+    "classification": ("label", "probs", "entropy", "mutual_information"),
+    "regression": _NUMBERS,
+    "gaussian": _NUMBERS,
+    KIND: ("prediction", "quantiles", "width", "epistemic"),
+}
+"""The names of what is answered, by the ensemble's task."""
+
 _DEFER_BY = {
     "classification": ("entropy", "mutual_information"),
     "regression": ("std", "epistemic"),
+    "gaussian": ("std", "epistemic"),
+    KIND: ("width", "epistemic"),
 }
 
 
@@ -38,8 +50,8 @@ class Model:
         record: of the training data, `Data.record`: shape, columns, classes and normalisation.
         name: in the paths of the Open Inference Protocol.
         defer: answers whose uncertainty is above it are marked; None for no mark.
-        defer_by: "entropy" (nats) or "mutual_information" of classes, "std" or "epistemic" of numbers; the first
-            by default.
+        defer_by: "entropy" (nats) or "mutual_information" of classes, "std" or "epistemic" of numbers, "width" or
+            "epistemic" of quantiles; the first by default.
         anytime: what subsets of members cost, for requests that name a budget of time.
     """
 
@@ -52,7 +64,7 @@ class Model:
 
     def __post_init__(self) -> None:
         for task in (self.record["task"], self.ensemble.task):
-            if task not in (*_DEFER_BY, "gaussian"):
+            if kind_of(task) not in _ANSWERS:
                 raise OptionError(
                     f"only runs that answer with one class or one number are served; this one's task is {task}."
                 )
@@ -65,7 +77,7 @@ class Model:
                 f"the data are for {self.task}, and what is served answers a {self.ensemble.task}: they do not belong "
                 "together."
             )
-        known = _DEFER_BY[self.task]
+        known = _DEFER_BY[self.kind]
         if self.defer_by is not None and self.defer_by not in known:
             raise OptionError(
                 f"--defer-by is one of {', '.join(known)} for {self.task}; got {self.defer_by!r}."
@@ -75,6 +87,17 @@ class Model:
     def task(self) -> str:
         """ "classification" or "regression"."""
         return self.record["task"]
+
+    @property
+    def kind(self) -> str:
+        """What the ensemble answers with: its task, without the levels of quantiles."""
+        return kind_of(self.ensemble.task)
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """Of the quantiles that are answered; none for another task."""
+        asked = Quantiles.of(self.ensemble.task)
+        return () if asked is None else asked.levels
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,14 +119,19 @@ class Model:
     @property
     def uncertainty(self) -> str:
         """The number that is compared with the threshold."""
-        return self.defer_by or _DEFER_BY[self.task][0]
+        return self.defer_by or _DEFER_BY[self.kind][0]
 
     @property
     def answers(self) -> tuple[str, ...]:
         """The names of what is answered for each sample."""
-        if self.task == "regression":
-            return ("mean", "std", "epistemic", "aleatoric", "defer")
-        return ("label", "probs", "entropy", "mutual_information", "defer")
+        ends = ("low", "high") if self.task == "regression" and self.guaranteed else ()
+        return (*_ANSWERS[self.kind], *ends, "defer")
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether answers have conformal sets or intervals."""
+        served = self.ensemble
+        return served.guaranteed if isinstance(served, ServedFile) else served.conformal is not None
 
     @property
     def tells_members(self) -> bool:
@@ -137,15 +165,16 @@ class Model:
         subset = {} if members is None else {"members": members}
         # Not checked here, where several requests share a batch: `FINITE` tells which samples are to blame.
         found: Any = self.ensemble.predict(inputs, check=False, **subset)
-        tell = self._of_numbers if self.task == "regression" else self._of_classes
-        columns = tell(found, each)
+        # What was fitted for all members guarantees nothing for some of them.
+        guaranteed = found.guaranteed and members is None
+        columns = self._TELLS[self.kind](self, found, each, guaranteed)
         if self.defer is None:
             columns["defer"] = [None] * len(inputs)
         else:
             columns["defer"] = [value > self.defer for value in columns[self.uncertainty]]
         return columns
 
-    def _of_classes(self, found: Any, each: bool) -> Columns:
+    def _of_classes(self, found: Any, each: bool, guaranteed: bool) -> Columns:
         names = self.classes(found.probs.shape[-1])
         columns: Columns = {
             "label": [names[i] for i in found.label.tolist()],
@@ -154,15 +183,14 @@ class Model:
             "mutual_information": found.mutual_information.tolist(),
             FINITE: found.probs.isfinite().all(-1).tolist(),
         }
-        if found.conformal is not None:
+        if guaranteed:
             columns["set"] = [[names[i] for i in row.nonzero().flatten().tolist()] for row in found.sets]
         if each:
             columns[MEMBERS] = found.member_log_probs.exp().transpose(0, 1).tolist()
         return columns
 
-    def _of_numbers(self, found: Any, each: bool) -> Columns:
-        unit = self.record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
-        scale, shift = unit["std"][0], unit["mean"][0]
+    def _of_numbers(self, found: Any, each: bool, guaranteed: bool) -> Columns:
+        scale, shift = self._unit
         variance = found.variance.flatten()
         columns: Columns = {
             "mean": (found.mean.flatten() * scale + shift).tolist(),
@@ -171,10 +199,46 @@ class Model:
             "aleatoric": (found.aleatoric.flatten() * scale**2).tolist(),
             FINITE: (variance.isfinite() & found.mean.flatten().isfinite()).tolist(),
         }
+        if guaranteed:
+            columns |= self._ends(found)
         if each:
             means = found.member_mean.flatten(1).transpose(0, 1)
             columns[MEMBERS] = (means * scale + shift).tolist()
         return columns
+
+    def _of_quantiles(self, found: Any, each: bool, guaranteed: bool) -> Columns:
+        scale, shift = self._unit
+        numbers = found.quantiles * scale + shift
+        columns: Columns = {
+            "prediction": (found.centre * scale + shift).tolist(),
+            "quantiles": numbers.tolist(),
+            "width": (numbers[:, -1] - numbers[:, 0]).tolist(),
+            "epistemic": (found.asked.centre(found.epistemic).flatten() * scale**2).tolist(),
+            FINITE: numbers.isfinite().all(-1).tolist(),
+        }
+        if guaranteed:
+            columns |= self._ends(found)
+        if each:
+            columns[MEMBERS] = (found.members.transpose(0, 1) * scale + shift).tolist()
+        return columns
+
+    def _ends(self, found: Any) -> Columns:
+        """The ends of the conformal intervals."""
+        scale, shift = self._unit
+        return {name: (getattr(found, name).flatten() * scale + shift).tolist() for name in ("low", "high")}
+
+    @property
+    def _unit(self) -> tuple[float, float]:
+        """What leads answers back to the target's own unit: a factor, and what is added then."""
+        unit = self.record["target_normalisation"] or {"mean": [0.0], "std": [1.0]}
+        return unit["std"][0], unit["mean"][0]
+
+    _TELLS: ClassVar[Mapping[str, Callable[..., Columns]]] = {
+        "classification": _of_classes,
+        "regression": _of_numbers,
+        "gaussian": _of_numbers,
+        KIND: _of_quantiles,
+    }
 
     def warm_up(self, batch: int = 1) -> None:
         """Answer once, so that a run that cannot be served says so before the first request, and none waits for it."""
@@ -212,6 +276,7 @@ class Model:
             "shape": list(self.shape),
             "answers": list(self.answers),
             "classes": list(self.record["classes"]),
+            "levels": list(self.levels),
             "columns": [_described(column) for column in self.columns],
             "defer": None if self.defer is None else {"above": self.defer, "of": self.uncertainty},
             "calibrated": self._calibrated,

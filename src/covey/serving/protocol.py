@@ -12,7 +12,7 @@ from covey.errors import suggest
 from covey.serving.batcher import Columns
 from covey.serving.limits import Limits
 from covey.serving.model import Model
-from covey.serving.reading import check_count, read_array, read_table, read_texts
+from covey.serving.reading import check_count, holds_truth, read_array, read_table, read_texts
 from covey.serving.refusals import RefusedError
 from covey.version import __version__
 
@@ -39,7 +39,8 @@ def model_metadata(model: Model) -> dict[str, Any]:
         inputs = [{"name": ARRAY, "datatype": "FP32", "shape": [-1, *model.shape]}]
     outputs = []
     for name in _answered(model):
-        shape = [-1, len(model.record["classes"])] if name == "probs" else [-1]
+        row = {"probs": len(model.record["classes"]), "quantiles": len(model.levels)}
+        shape = [-1, row[name]] if name in row else [-1]
         outputs.append({"name": name, "datatype": _DATATYPE.get(name, "FP32"), "shape": shape})
     return {
         "name": model.name,
@@ -76,7 +77,7 @@ def infer_answer(payload: Mapping[str, Any], columns: Columns, model: Model) -> 
     for name in _wanted(payload, model):
         values = columns[name]
         shape, data = [len(values)], values
-        if name == "probs":
+        if name in ("probs", "quantiles"):
             shape = [len(values), len(values[0])]
             data = [number for row in values for number in row]
         outputs.append({"name": name, "datatype": _DATATYPE.get(name, "FP32"), "shape": shape, "data": data})
@@ -131,7 +132,10 @@ def _tensor(entry: Any) -> tuple[str, str, np.ndarray]:
             422, f"input {name!r} has shape {shape} and {array.size} values, which do not fit together"
         )
     allowed = {"BYTES": "O", "BOOL": "b"}.get(datatype, "iu" if datatype in _INTEGERS else "iuf")
-    if array.dtype.kind not in allowed:
+    mixed = (
+        datatype not in ("BYTES", "BOOL") and isinstance(entry["data"], list) and holds_truth(entry["data"])
+    )
+    if array.dtype.kind not in allowed or mixed:
         raise RefusedError(422, f"input {name!r} is {datatype}, and its data are something else")
     return name, datatype, array.reshape(shape)
 

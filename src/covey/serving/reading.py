@@ -218,6 +218,8 @@ def _finite(value: float, where: str) -> float:
 
 def _numbers(value: list, key: str) -> np.ndarray:
     """Nested lists as an array; anything but numbers in equally long lists is refused."""
+    if holds_truth(value):
+        raise RefusedError(422, f'"{key}" holds true or false; expected numbers')
     try:
         array = np.array(value)
     except (ValueError, OverflowError) as error:
@@ -226,8 +228,16 @@ def _numbers(value: list, key: str) -> np.ndarray:
         ) from error
     if array.dtype.kind in "iuf":
         return array
-    kinds = {"U": "texts", "b": "true and false", "O": "null, objects or numbers that are too large"}
+    kinds = {"U": "texts", "O": "null, objects or numbers that are too large"}
     raise RefusedError(422, f'"{key}" holds {kinds.get(array.dtype.kind, "other things")}; expected numbers')
+
+
+def holds_truth(value: list) -> bool:
+    """Whether true or false is among the values of nested lists, which NumPy would take for 1 and 0."""
+    kinds = set(map(type, value))
+    if bool in kinds:
+        return True
+    return list in kinds and any(holds_truth(each) for each in value if isinstance(each, list))
 
 
 def _kind(value: Any) -> str:

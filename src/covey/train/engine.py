@@ -186,7 +186,7 @@ def _close_epoch(job: Job, state: State, epoch: int, lr: float, seconds: float) 
             scores = validate(job, ensemble, job.data.validation, epoch)
             warn_if_collapsed(scores, ensemble.members, epoch)
             if recipe.keep == "best" or recipe.patience is not None:
-                name = chosen_score(job.data, recipe.choose)
+                name = chosen_score(job.data, recipe.choose, job.loss)
                 note_best(state, name, scores[name], ensemble.state_dict())
         state.ensemble.train()
         row |= scores

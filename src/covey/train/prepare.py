@@ -73,9 +73,10 @@ class Own:
             raise OptionError(
                 "class_weight is for covey's losses; a loss of your own takes its own, or sample_weight."
             )
-        if recipe.loss != "auto" or recipe.smoothing or recipe.ignore_index is not None:
+        recipe_says = recipe.loss != "auto" or recipe.smoothing or recipe.ignore_index is not None
+        if recipe_says or recipe.levels not in (None, self.loss):
             raise OptionError(
-                "loss= is a function of your own, so the recipe's loss, smoothing and ignore_index have no "
+                "loss= is a function of your own, so the recipe's loss, quantiles, smoothing and ignore_index have no "
                 "meaning; leave them out."
             )
 
@@ -99,10 +100,13 @@ def make_job(
     _check_samples(data, recipe)
     if data.task == "segmentation" and recipe.ignore_index is None:
         recipe = replace(recipe, ignore_index=IGNORED)
+    if own.loss is None and recipe.levels is not None:
+        own = replace(own, loss=recipe.levels)
     own.check(data, recipe)
     data = _with_classes(given[0], data)
     check_labels(data, recipe)
-    chosen_score(data, recipe.choose)
+    _check_quantiles(data, own.loss)
+    chosen_score(data, recipe.choose, own.loss)
     if resume and folder is None:
         raise OptionError("resume=True needs the folder of the run.")
     if folder is not None and fabric.global_rank == 0:
@@ -121,7 +125,7 @@ def make_job(
         )
     loss = _loss(given[0], data, recipe)
     task = _task(data, own, loss)
-    if isinstance(network, Ensemble) and own.loss is None:
+    if isinstance(network, Ensemble) and (own.loss is None or isinstance(own.loss, Quantiles)):
         _check_task(network, task, data)
     return Job(
         data=data,
@@ -158,6 +162,18 @@ def _check_samples(data: Data, recipe: Recipe) -> None:
     if by_score and not has_validation(data):
         raise OptionError(
             "keep='best' and patience go by a validation score, and the data have no validation samples."
+        )
+
+
+def _check_quantiles(data: Data, loss: OwnLoss | None) -> None:
+    if not isinstance(loss, Quantiles):
+        return
+    if data.task != "regression":
+        raise OptionError(f"quantiles are of a number, and the data are for {data.task}.")
+    if data.outputs > 1:
+        raise OptionError(
+            f"quantiles are of one number for each sample, and these data have {data.outputs}: train a network for "
+            "each of them."
         )
 
 
@@ -259,7 +275,10 @@ def _loss(network: nn.Module, data: Data, recipe: Recipe) -> LossName:
     if isinstance(network, Ensemble):
         return "gaussian" if network.task == "gaussian" else "mse"
     outputs = _outputs(network, data)
-    return "gaussian" if outputs.shape[-1] == 2 * data.outputs else "mse"
+    has_variances = (
+        outputs.ndim > 1 and outputs.shape[-1] == 2 * data.outputs
+    )  # else the last axis is the batch's
+    return "gaussian" if has_variances else "mse"
 
 
 def _task(data: Data, own: Own, loss: LossName) -> str:
@@ -267,7 +286,7 @@ def _task(data: Data, own: Own, loss: LossName) -> str:
     if data.task == "multilabel":
         return "multilabel"
     if isinstance(own.loss, Quantiles):
-        return "regression"  # two levels are no mean and variance
+        return str(own.loss)
     return {"gaussian": "gaussian", "mse": "regression"}.get(loss, "classification")
 
 
@@ -280,7 +299,10 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
     _check_one_label(job.data, outputs)
     axis = class_axis(outputs, ensemble.class_dim)
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.task == "gaussian" else 1)
-    if callable(job.loss) and job.data.task == "regression":
+    if isinstance(job.loss, Quantiles):
+        wanted = len(job.loss.levels)
+    elif callable(job.loss) and job.data.task == "regression":
+        _check_choice(job.recipe, outputs[0, 0].numel(), wanted)
         return  # how many outputs it needs, only that loss knows
     exactly = job.data.task in ("regression", "multilabel")
     if found < wanted or (exactly and found != wanted):
@@ -289,8 +311,17 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
             + (
                 f"{len(job.data.classes)} classes."
                 if job.data.classes
-                else f"a number with loss {job.loss!r}."
+                else f"a number with loss {str(job.loss)!r}."
             )
+        )
+
+
+def _check_choice(recipe: Recipe, outputs: int, numbers: int) -> None:
+    """Refuse to choose an epoch by a score that a loss of the user's own leaves undefined."""
+    if outputs != numbers and (recipe.keep == "best" or recipe.patience is not None):
+        raise OptionError(
+            f"keep='best' and patience go by the rmse of the validation data, and the network has {outputs} outputs "
+            f"for {counted(numbers, 'number')}: what they mean, only your loss knows. Leave keep and patience out."
         )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from covey.data import Augment
 from covey.errors import OptionError
 from covey.options import check_above, check_choice, check_least, check_share, check_whole
+from covey.quantiles import Quantiles
 from covey.tables import counted
 from covey.train.schedules import Schedule, epoch_of
 
@@ -38,6 +39,8 @@ class Recipe:
         schedule: of the learning rate.
         loss: "auto" follows the data: "cross-entropy" for classes and text, "gaussian" or "mse" for numbers. "binary"
             is for classes too: each on its own, as if an image could show several.
+        quantiles: levels between 0 and 1, such as 0.05 0.5 0.95: the network answers with these quantiles of a number,
+            and is trained with their pinball loss.
         smoothing: label smoothing of the cross-entropy.
         ignore_index: the label of samples, or of positions in them, that do not count, such as -100; None: all count,
             and a label that is no class is an error.
@@ -69,6 +72,7 @@ class Recipe:
     decay_vectors: bool = True
     schedule: Schedule = field(default_factory=lambda: Schedule(kind="cosine"))
     loss: Literal["auto", "cross-entropy", "binary", "gaussian", "mse"] = "auto"
+    quantiles: tuple[float, ...] = ()
     smoothing: float = 0.0
     ignore_index: int | None = None
     clip: float | None = None
@@ -77,7 +81,7 @@ class Recipe:
     average: float | None = None
     patience: int | None = None
     keep: Literal["last", "best"] = "last"
-    choose: Literal["accuracy", "nll", "rmse"] | None = None
+    choose: Literal["accuracy", "nll", "rmse", "pinball"] | None = None
     member_chunk: int | None = None
     run: Literal["auto", "loop", "batched"] = "auto"
     checkpoint: int | None = None
@@ -89,11 +93,15 @@ class Recipe:
             "optimizer": ("sgd", "adam", "adamw", "lamb"),
             "loss": ("auto", "cross-entropy", "binary", "gaussian", "mse"),
             "keep": ("last", "best"),
-            "choose": (None, "accuracy", "nll", "rmse"),
+            "choose": (None, "accuracy", "nll", "rmse", "pinball"),
             "run": ("auto", "loop", "batched"),
         }
         for name, known in choices.items():
             check_choice(name, getattr(self, name), known)
+        if self.levels is not None and self.loss != "auto":
+            raise OptionError(
+                f"quantiles have a loss of their own, the pinball loss; leave out loss={self.loss!r}."
+            )
         for name in ("epochs", "batch", "accumulate", "member_chunk", "patience", "checkpoint"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
@@ -116,6 +124,16 @@ class Recipe:
         if not -(2**63) <= self.seed < 2**63:
             raise OptionError(f"seed is a whole number of at most 64 bits; got {self.seed}.", setting="seed")
         check_least("decay", self.decay, 0)
+
+    @property
+    def levels(self) -> Quantiles | None:
+        """The quantiles that are asked for; None if none are."""
+        return Quantiles(self.quantiles) if self.quantiles else None
+
+    @property
+    def outputs_of_a_number(self) -> int:
+        """How many outputs a network has for each number of a regression: quantiles, a mean, or with it a variance."""
+        return len(self.quantiles) or (1 if self.loss == "mse" else 2)
 
     def scaled(self, by: float) -> Recipe:
         """The same recipe with `by` times as many epochs, at least one, and its schedule in proportion.

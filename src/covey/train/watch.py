@@ -18,7 +18,7 @@ from covey.ensemble import Ensemble
 from covey.errors import OptionError, TrainingError
 from covey.extras import load
 from covey.networks.calls import arguments
-from covey.quantiles import Quantiles
+from covey.quantiles import QuantileAnswer, Quantiles
 from covey.seeds import reseed, seed_of
 from covey.tensors import moved
 from covey.train.samples import check_read, fault
@@ -27,13 +27,19 @@ from covey.train.step import as_targets
 
 BATCH = 512
 COLLAPSED = 1e-3  # members' spread, relative to that of the outputs, below which they count as one
-RISING = {"accuracy": True, "nll": False, "rmse": False}
+RISING = {"accuracy": True, "nll": False, "rmse": False, "pinball": False}
 
 
-def chosen_score(data: Data, asked: str | None) -> str:
+def chosen_score(data: Data, asked: str | None, loss: Any = None) -> str:
     """The validation score that the best epoch is chosen by."""
+    if isinstance(loss, Quantiles):
+        if asked not in (None, "pinball", "rmse"):
+            raise OptionError(f"choose={asked!r} is not defined for quantiles; it is 'pinball' or 'rmse'.")
+        return asked or "pinball"
     if asked is None:
         return "rmse" if data.task == "regression" else "accuracy"
+    if asked == "pinball":
+        raise OptionError("choose='pinball' is the score of quantiles, and none are asked for.")
     if (asked == "accuracy") == (data.task == "regression") and asked != "nll":
         raise OptionError(f"choose={asked!r} is not defined for {data.task}.")
     return asked
@@ -118,19 +124,19 @@ def _labels(answer: MultiLabel, targets: Tensor, job: Job) -> dict[str, Any]:
 
 def _regression(answer: Regression, targets: Tensor, job: Job) -> dict[str, Any]:
     """Sums over a batch of numbers (B, D), in their own unit."""
+    if answer.mean.numel() == targets.numel():
+        targets = targets.reshape(answer.mean.shape)
+    else:
+        # what outputs of another shape mean, only the user's loss knows: there is no error to take
+        return {"count": targets.numel(), **_spread(answer, answer.mean)}
     variance = answer.member_variance
     answer = Regression(answer.member_mean.float(), None if variance is None else variance.float())
-    if isinstance(job.loss, Quantiles):
-        answer = Regression(job.loss.centre(answer.member_mean))
-    scale = job.data.target_normalisation
-    unit = torch.ones(1) if scale is None else torch.tensor(scale.std)
-    unit = unit.to(targets.device, torch.float64)
+    unit = _unit(job, targets)
     scores = {
         "count": targets.numel(),
         "rmse": ((answer.mean - targets).double() * unit).square().sum(),
         "member_rmse": ((answer.member_mean - targets).double() * unit).square().mean(0).sum(),
-        "between": answer.epistemic.double().sum(),
-        "within": targets.double().square().sum(),
+        **_spread(answer, targets),
     }
     if answer.member_variance is not None:
         nll = F.gaussian_nll_loss(answer.mean, targets, answer.variance, full=True, reduction="none")
@@ -138,10 +144,37 @@ def _regression(answer: Regression, targets: Tensor, job: Job) -> dict[str, Any]
     return scores
 
 
+def _spread(answer: Regression, beside: Tensor) -> dict[str, Any]:
+    """How far members are apart, and the size of the numbers that this is compared with."""
+    return {"between": answer.epistemic.double().sum(), "within": beside.double().square().sum()}
+
+
+def _quantiles(answer: QuantileAnswer, targets: Tensor, job: Job) -> dict[str, Any]:
+    """Sums over a batch of numbers (B, 1): the pinball loss, and the error of the level nearest to the median."""
+    answer, unit = QuantileAnswer(answer.members.float(), answer.asked), _unit(job, targets)
+    points = _regression(Regression(answer.asked.centre(answer.members)), targets, job)
+    losses = answer.asked.losses(answer.quantiles, targets).double().mean(-1)
+    own = answer.asked.losses(answer.members, targets.expand(len(answer.members), *targets.shape))
+    return {
+        **points,
+        "pinball": (losses * unit).sum(),
+        "member_pinball": (own.double().mean((0, -1)) * unit).sum(),
+        "between": answer.epistemic.double().mean(-1).sum(),
+    }
+
+
+def _unit(job: Job, targets: Tensor) -> Tensor:
+    """What one of the standardised targets is in its own unit, (D,)."""
+    scale = job.data.target_normalisation
+    unit = torch.ones(1) if scale is None else torch.tensor(scale.std)
+    return unit.to(targets.device, torch.float64)
+
+
 SUMS: dict[type[Answer], Callable[[Any, Tensor, Job], dict[str, Any]]] = {
     Prediction: _classes,
     MultiLabel: _labels,
     Regression: _regression,
+    QuantileAnswer: _quantiles,
 }
 """How a batch of each kind of answer adds to the validation scores."""
 
@@ -227,6 +260,7 @@ def headline(row: dict[str, Any]) -> dict[str, str]:
         "accuracy": "accuracy",
         "member_accuracy": "members",
         "nll": "nll",
+        "pinball": "pinball",
         "rmse": "rmse",
     }
     shown |= {"disagreement": "disagreement"}

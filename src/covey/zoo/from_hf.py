@@ -18,9 +18,20 @@ from torch import Tensor, nn
 
 from covey.errors import OptionError, StoreError
 from covey.extras import load
+from covey.schema import Many, Maybe, Number, Record, Truth, read_json
 
 _log = logging.getLogger("covey")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
+PREPROCESSOR = "preprocessor_config.json"
+_PREPROCESSOR = Record(
+    optional={
+        "do_rescale": Truth(),
+        "rescale_factor": Number(1e-6, 1e6),
+        "do_normalize": Truth(),
+        "image_mean": Maybe(Many(Number(-1e6, 1e6), least=1, most=64)),
+        "image_std": Maybe(Many(Number(1e-6, 1e6), least=1, most=64)),
+    }
+)
 _ATTENTION = (None, "eager", "sdpa")  # others are fetched from the hub, as code
 _LEFT_OUT = (
     "auto_map",
@@ -91,6 +102,42 @@ def build(
         _check_channels(config, name, shape[0])
     model = _with_weights(_auto(transformers, kind, config, name), name, config)
     return _wrapped(model, kind, name, config)
+
+
+def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation of intensities from 0 to 1 that an image network was trained with; None if it does not say.
+
+    Args:
+        name: as in `build`.
+    """
+    path = _preprocessor(name)
+    if path is None:
+        return None
+    found = read_json(path, _PREPROCESSOR)
+    factor = found.get("rescale_factor", 1 / 255) if found.get("do_rescale", True) else 1.0
+    if not found.get("do_normalize", True):
+        mean, std = (0.0,), (1.0,)
+    elif found.get("image_mean") and found.get("image_std"):
+        mean, std = found["image_mean"], found["image_std"]
+    else:
+        return None
+    # The file's numbers are of pixels times the factor, which are intensities where it is 1 / 255.
+    scale = 255 * factor
+    return tuple(value / scale for value in mean), tuple(value / scale for value in std)
+
+
+def _preprocessor(name: str) -> Path | None:
+    """The file that says how images are prepared, in a folder or in the hub's cache."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        path = folder / PREPROCESSOR
+        return path if path.exists() else None
+    find = load("transformers.utils").cached_file
+    try:
+        found = find(name, PREPROCESSOR, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Path(found)
 
 
 def rebuild(name: str, arguments: Mapping[str, Any]) -> nn.Module:

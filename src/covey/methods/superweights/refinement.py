@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, TrainingError
-from covey.losses import LOSS_OF_TASK, loss
+from covey.losses import loss, loss_of
 from covey.methods.superweights.clusters import greedy_groups
 from covey.networks.calls import arguments
 from covey.networks.initial import fresh
@@ -29,7 +29,7 @@ def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -
         ensemble: SuperWeights.
         batches: inputs and targets; inputs are a tensor, a tuple or a dict as in `convert`.
     """
-    part, kind = _part(ensemble), LOSS_OF_TASK[ensemble.task]
+    part, kind = _part(ensemble), loss_of(ensemble.task)
     total: dict[Key, Tensor] = {}
     with ensemble.evaluating():
         for inputs, targets in batches:
@@ -42,7 +42,7 @@ def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -
                 state = {name: t.clone() for name, t in buffers.member(row).items()}
                 with torch.enable_grad():
                     output = ensemble.call(k, {**tensors, **leaves, **state}, args, kwargs)
-                    value = loss(output[None], targets, kind)
+                    value = kind(output, targets) if callable(kind) else loss(output[None], targets, kind)
                     found = torch.autograd.grad(value, list(leaves.values()))
                 for name, gradient in zip(leaves, found, strict=True):
                     total[k, name] = total.get((k, name), 0) + gradient

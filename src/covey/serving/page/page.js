@@ -126,15 +126,30 @@ function showClasses(answer, row) {
     make("p", { textContent: `Member ${place}` }), ...likeliest(probs, answer.classes, SHOWN))));
 }
 
+// The ends of the conformal interval, where the service has one.
+const ends = (row) => ["low", "high"].filter((name) => name in row);
+
 function showNumber(row) {
   at("label").textContent = `${short(row.mean)} ± ${short(row.std)}`;
-  showNumbers(row, ["mean", "std", "epistemic", "aleatoric"]);
+  showNumbers(row, ["mean", "std", "epistemic", "aleatoric", ...ends(row)]);
   const all = [...(row.members ?? []), row.mean];
   const least = Math.min(...all), width = Math.max(...all) - least;
   const share = (value) => width > 0 ? 0.05 + 0.95 * (value - least) / width : 0.5;
   at("ensemble").replaceChildren(bar("mean", share(row.mean), short(row.mean)));
   at("members").replaceChildren(...(row.members ?? []).map((value, place) =>
     make("div", { className: "member" }, bar(`Member ${place}`, share(value), short(value)))));
+}
+
+function showQuantiles(answer, row) {
+  at("label").textContent = short(row.prediction);
+  showNumbers(row, ["prediction", "width", "epistemic", ...ends(row)]);
+  const every = [row.quantiles, ...(row.members ?? [])].flat();
+  const least = Math.min(...every), width = Math.max(...every) - least;
+  const share = (value) => width > 0 ? 0.05 + 0.95 * (value - least) / width : 0.5;
+  const bars = (values) => values.map((value, place) => bar(`quantile ${answer.levels[place]}`, share(value), short(value)));
+  at("ensemble").replaceChildren(...bars(row.quantiles));
+  at("members").replaceChildren(...(row.members ?? []).map((values, place) => make("div", { className: "member" },
+    make("p", { textContent: `Member ${place}` }), ...bars(values))));
 }
 
 async function ask() {
@@ -145,7 +160,9 @@ async function ask() {
     const answer = await response.json();
     if (!response.ok) throw new Error(answer.error);
     const row = answer.predictions[0];
-    if (about.task === "regression") showNumber(row); else showClasses(answer, row);
+    if (about.task !== "regression") showClasses(answer, row);
+    else if (answer.levels) showQuantiles(answer, row);
+    else showNumber(row);
     at("defer").hidden = row.defer !== true;
     at("defer").textContent = "Deferred: more uncertain than the threshold. Ask somebody who knows.";
     at("answer").hidden = false;
