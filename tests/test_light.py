@@ -80,3 +80,10 @@ def test_a_package_that_fails_when_it_is_imported_is_named(tmp_path, monkeypatch
         match=r"broken_package is installed and fails .* \(RuntimeError: operator nms does not exist\)",
     ):
         extras.load("broken_package")
+
+
+def test_no_command_imports_the_compiler() -> None:
+    """torch's compiler takes as long to import as torch itself."""
+    code = "from covey.cli.main import commands; commands(); import covey.methods, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "torch._dynamo" not in done.stdout.split()

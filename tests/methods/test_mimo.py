@@ -332,3 +332,12 @@ def test_an_example_that_was_given_is_not_asked_for() -> None:
     lstm = nn.LSTM(6, 4)
     with pytest.raises(ConversionError, match="belongs to a LSTM"):
         covey.convert(lstm, covey.MIMO(), example=torch.randn(2, 6), output=0, head="weight_hh_l0")
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside dynamo
+def test_the_joint_pass_of_a_compiled_ensemble_is_the_same() -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    ens = covey.convert(network, covey.MIMO(members=3), example=torch.randn(2, 4))
+    x = torch.randn(3, 5, 4)
+    expected = ens(x, per_member=True)
+    assert torch.equal(torch.compile(ens, backend="eager")(x, per_member=True), expected)

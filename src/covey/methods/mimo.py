@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_leaves, tree_map
 
 from covey.ensemble import Ensemble
@@ -254,7 +255,7 @@ class JointEnsemble(Ensemble):
         inputs = self.inputs(args, kwargs, self.members)
         return self._joint(inputs)
 
-    @torch.compiler.disable
+    @_disable_dynamo  # as torch.compiler.disable, which would import the compiler with this module
     def _joint(self, inputs: Inputs) -> Tensor:
         """One pass in which the network takes M inputs for one and gives M answers for one; see `parts.joint`."""
         args, kwargs = tree_map(_as_one, *(inputs.of(j) for j in range(self.members)))
