@@ -1,6 +1,7 @@
 """A run once more: replaced by another, gone on with, and made longer."""
 
 import json
+import re
 import warnings
 
 import pytest
@@ -112,16 +113,22 @@ def test_a_run_goes_on_without_its_flags(covey, tmp_path, monkeypatch):
             raise kind
 
     monkeypatch.setattr("covey.train.history.write", after_epoch)
-    assert covey(*command, "run")[0] == 130
+    code, _, err = covey(*command, "run")
+    assert code == 130
+    assert "covey: stopped; `covey train --resume run` goes on from the last checkpoint" in err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
+    for words in (("evaluate", "run"), ("predict", "run", "x.npy"), ("export", "run"), ("bench", "run")):
+        code, _, err = covey(*words)
+        assert code == 2
+        assert "run is not finished: `covey train --resume run` goes on with it." in err
     code, _, err = covey("train", "--resume", "run", "--lr", 0.3)
     assert code == 2
     assert "lr was 0.2 and is 0.3" in err
     code, out, err = covey("train", "--resume", "run")
     assert code == 0, err
     assert "resumed from" in err
-    assert "all 4 epochs are done, 3 members" in out
+    assert re.search(r"all 4 epochs are done, 3 members, [\d,]+ parameters, run as loop\n", out)
     names = [next((tmp_path / run / "ensemble").glob("tensors-*")).name for run in ("run", "whole")]
     assert names[0] == names[1]  # a name comes from the content
 

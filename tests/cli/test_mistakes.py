@@ -406,10 +406,6 @@ def test_there_are_many_and_no_two_alike():
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [
-        (
-            "train single",
-            "covey: stopped; `covey train --resume FOLDER` goes on from the last checkpoint, if",
-        ),
         ("compare --methods single", "covey: stopped; the same command goes on with what is not done"),
         ("show run", "covey: stopped\n"),
     ],

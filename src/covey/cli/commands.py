@@ -96,9 +96,7 @@ def show(args: Sequence[str]) -> int:
     stored = run.read_settings(folder)
     settings = run.settings_of(stored)
     finished = (folder / "ensemble").exists()
-    on = f"`covey train --resume {folder}` goes on"
-    if run.BY_FIT in stored:
-        on = "covey.fit(..., resume=True) goes on"
+    on = run.how_to_resume(folder, stored)
     ensemble = run.read_ensemble(folder, own.network) if finished else None
     usual = "the usual one for the data" if run.BY_FIT not in stored else "one of your own"
     if ensemble is not None:

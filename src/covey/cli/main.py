@@ -15,11 +15,10 @@ from covey.extras import explained, load
 from covey.files import DRAFT
 
 _GO_ON = {
-    "train": "; `covey train --resume FOLDER` goes on from the last checkpoint, if there is one",
     "compare": "; the same command goes on with what is not done",
     "reproduce": "; the same command goes on with what is not done",
 }
-"""What to do after Ctrl-C, by command."""
+"""What to do after Ctrl-C, by command; others say it themselves."""
 
 
 _INSTEAD = {
@@ -46,8 +45,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return _failed(error, 2, verbose, message=told(error, words))
     except ModuleNotFoundError as error:
         return _failed(explained(error), 2, verbose)
-    except KeyboardInterrupt:
-        print(f"covey: stopped{_GO_ON.get(words[0], '')}", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        on = f"; {stop}" if str(stop) else _GO_ON.get(words[0], "")
+        print(f"covey: stopped{on}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads has read enough
         sys.stdout = None

@@ -331,6 +331,15 @@ def settings_of(stored: dict[str, Any]) -> Settings:
     return Settings.from_dict({k: v for k, v in stored.items() if k not in _BESIDE})
 
 
+def how_to_resume(folder: Path, stored: Mapping[str, Any]) -> str:
+    """What goes on with a run that is not finished."""
+    if BY_FIT in stored:
+        return "covey.fit(..., resume=True) goes on"
+    if "lesson" in stored:
+        return "the command that began it goes on, with --resume,"
+    return f"`covey train --resume {folder}` goes on"
+
+
 def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
     """The trained ensemble of a run.
 
@@ -340,6 +349,8 @@ def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
             folder never is: somebody else may have written it.
     """
     stored = read_settings(folder)
+    if not (folder / "ensemble").exists():
+        raise StoreError(f"{folder} is not finished: {how_to_resume(folder, stored)} with it.")
     network = settings_of(stored).network
     by_fit = stored.get(BY_FIT, False)
     if code is None:

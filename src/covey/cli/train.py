@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from covey.cli.settings import TABLE, TRANSFORMER, Settings, is_table
 from covey.data import Data
 from covey.ensemble import Ensemble
 from covey.tables import counted
-from covey.train import History
+from covey.train import History, checkpoint
 from covey.zoo import from_file
 
 
@@ -71,7 +72,10 @@ def train(args: Sequence[str]) -> int:
     settings = settings.complete()
     folder = Path(own.folder) if own.folder else run.usual_folder(settings)
     with run.writing(folder):
-        history, data = run.train(settings, folder, resume=own.resume, overwrite=own.overwrite, longer=True)
+        with _stoppable(folder):
+            history, data = run.train(
+                settings, folder, resume=own.resume, overwrite=own.overwrite, longer=True
+            )
         if not run.leads():
             return 0
         print(ended(folder, history))
@@ -80,11 +84,24 @@ def train(args: Sequence[str]) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _stoppable(folder: Path) -> Iterator[None]:
+    """After Ctrl-C, say how to go on with this run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        on = f"`covey train --resume {folder}` goes on from the last checkpoint"
+        raise KeyboardInterrupt(
+            on if checkpoint.names(folder) else "no epoch was done, so nothing is stored"
+        ) from None
+
+
 def ended(folder: Path, history: History) -> str:
     """A run's end in a line."""
     ensemble = history.ensemble
     parameters = sum(p.numel() for p in ensemble.parameters())
-    return f"{folder}: {history.ended}, {counted(ensemble.members, 'member')}, {parameters:,} parameters"
+    how = f", run as {ensemble.runs['train']}" if ensemble.members > 1 else ""
+    return f"{folder}: {history.ended}, {counted(ensemble.members, 'member')}, {parameters:,} parameters{how}"
 
 
 def tell_scores(folder: Path, ensemble: Ensemble, data: Data) -> None:
