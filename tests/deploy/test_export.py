@@ -229,3 +229,58 @@ def test_a_file_that_is_not_coveys(deployed: tuple[covey.Ensemble, Path, Tensor]
     onnx.save(model, str(tmp_path / "other.onnx"))
     with pytest.raises(covey.CoveyError, match="was not written by covey"):
         DeployedEnsemble(tmp_path / "other.onnx")
+
+
+class Recurrent(nn.Module):
+    """Answers from the last state of a layer that reads a sequence."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("layer", [nn.RNN, nn.LSTM])
+def test_recurrent_layers(layer: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5)
+    network = Recurrent(layer(5, 8, batch_first=True))
+    ensemble = covey.convert(network, covey.BatchEnsemble(members=2), example=x).eval()
+    covey.export(ensemble, tmp_path / "a.onnx", x)
+    assert_close(DeployedEnsemble(tmp_path / "a.onnx")(x[:2].numpy()), named(ensemble.predict(x[:2])))
+    with pytest.raises(covey.CoveyError, match=r"has shape \(3, 7, 5\); the file takes \('batch', 4, 5\)"):
+        DeployedEnsemble(tmp_path / "a.onnx")(np.zeros((3, 7, 5), np.float32))
+
+
+def test_a_bfloat16_ensemble_is_written_in_float32_and_says_so(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 4)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=x).to(torch.bfloat16)
+    written = covey.export(ensemble, tmp_path / "a.onnx", x.bfloat16())
+    assert "answers in float32, where the ensemble itself is bfloat16" in str(written)
+    found = DeployedEnsemble(tmp_path / "a.onnx")(x.bfloat16().float().numpy())
+    assert_close(found, named(ensemble.float().predict(x.bfloat16().float())))
+
+
+class Casts(nn.Module):
+    """Names a precision in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.head = nn.Linear(4, 8).bfloat16(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.low(x.bfloat16()).float())
+
+
+def test_a_precision_that_is_named_in_the_network_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(4, 4)
+    ensemble = covey.convert(Casts(), covey.DeepEnsemble(members=2), example=x)
+    with pytest.raises(
+        covey.CoveyError, match="in float32 the network fails: .*name a precision in its forward"
+    ):
+        covey.export(ensemble, tmp_path / "a.onnx", x)
+    assert not list(tmp_path.iterdir())

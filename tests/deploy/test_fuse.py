@@ -220,3 +220,28 @@ def test_examples_that_are_none() -> None:
         covey.fuse(ensemble, ([torch.zeros(2, 6)],))
     with pytest.raises(covey.CoveyError, match="memory_format"):
         covey.fuse(ensemble, torch.zeros(2, 6), memory_format="nhwc")  # type: ignore[arg-type]
+
+
+class Positions(nn.Module):
+    """Adds as many positions as there are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 8), nn.Parameter(torch.randn(1, 16, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head((self.words(tokens) + self.places[:, : tokens.shape[1]]).relu().mean(1))
+
+
+def test_inputs_of_another_size_are_refused() -> None:
+    tokens = torch.randint(0, 11, (4, 5))
+    ensemble = covey.convert(Positions(), covey.DeepEnsemble(members=2), example=tokens).eval()
+    fused = covey.fuse(ensemble, tokens)
+    assert_equal(fused(tokens[:3]), named(ensemble.predict(tokens[:3])))
+    # one token would be added to five positions, and answered
+    for others in (tokens[:, :1], torch.randint(0, 11, (4, 9))):
+        with pytest.raises(
+            AssertionError, match=r"fused for tokens of shape \(batch, 5\); fuse again for another"
+        ):
+            fused(others)

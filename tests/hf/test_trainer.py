@@ -13,7 +13,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tiny_transformers import batch, bert, ensemble, gpt2, llama, rows, sentences, stirred, transformers
+from tiny_transformers import (
+    batch,
+    bert,
+    ensemble,
+    gpt2,
+    llama,
+    pictures,
+    rows,
+    sentences,
+    stirred,
+    transformers,
+    vit,
+)
 from torch import nn
 
 import covey
@@ -92,6 +104,7 @@ KINDS = {
     "sequence classifier": (bert, sentences),
     "token classifier": (lambda: bert("TokenClassification"), tokens),
     "causal language model": (llama, language),
+    "image classifier": (vit, pictures),
 }
 
 

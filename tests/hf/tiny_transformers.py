@@ -48,6 +48,21 @@ def gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
+def vit() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {name: SIZES[name] for name in SIZES if name not in ("vocab_size", "max_position_embeddings")}
+    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, num_labels=3)
+    return transformers.ViTForImageClassification(config)
+
+
+def pictures(samples: int = 8, seed: int = 0) -> list[dict[str, Tensor]]:
+    """Rows for a classifier of images: the label is the third that their mean brightness falls into."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(samples, 1, 8, 8, generator=generator)
+    brightness = pixels.mean((1, 2, 3))
+    return rows({"pixel_values": pixels, "labels": (brightness.argsort().argsort() * 3) // samples})
+
+
 def batch(samples: int = 8, length: int = 6, seed: int = 0) -> dict[str, Tensor]:
     """Token numbers and a mask that hides the end of some rows."""
     generator = torch.Generator().manual_seed(seed)
@@ -70,7 +85,9 @@ def rows(columns: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 def ensemble(network: nn.Module, method: covey.Method | None = None, **options: Any) -> covey.Ensemble:
     method = covey.LowRank(members=3, rank=4) if method is None else method
-    made = covey.convert(network, method, example=batch(2), check=False, **options)
+    takes_images = getattr(network, "main_input_name", None) == "pixel_values"
+    example = {"pixel_values": torch.zeros(2, 1, 8, 8)} if takes_images else batch(2)
+    made = covey.convert(network, method, example=example, check=False, **options)
     made.run = "loop"
     return made
 

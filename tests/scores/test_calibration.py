@@ -93,7 +93,9 @@ def test_bad_input() -> None:
         fit_temperature(logits, labels, kind="vector")
     with pytest.raises(EvaluationError, match="temperatures for 3 members, the logits 2"):
         Temperature("members", (1.0, 1.0, 1.0)).apply(logits)
-    with pytest.raises(EvaluationError, match="'temperature', 'conformal', 'intervals', got 'isotonic'"):
+    with pytest.raises(
+        EvaluationError, match="'temperature', 'conformal', 'intervals', 'margin', got 'isotonic'"
+    ):
         from_dict({"calibration": "isotonic"})
     with pytest.raises(EvaluationError, match="not complete"):
         from_dict({"calibration": "temperature", "kind": "pooled"})

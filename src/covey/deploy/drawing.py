@@ -20,6 +20,7 @@ from covey.deploy.simplify import argument
 from covey.errors import ConversionError
 
 _aten = torch.ops.aten
+_RECURRENT = (_aten.lstm.input, _aten.gru.input, _aten.rnn_tanh.input, _aten.rnn_relu.input)
 _SILENT = (_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default)
 
 
@@ -142,8 +143,7 @@ def _refuse_hidden(node: Node) -> None:
     """Random numbers inside an operation that has no fixed draw."""
     if node.op != "call_function" or not hasattr(node.target, "tags"):
         return
-    recurrent = node.target in (_aten.lstm.input, _aten.gru.input)
-    if recurrent:
+    if node.target in _RECURRENT:
         dropout, train = node.args[-4:-2]
         if dropout and train:
             raise _cannot(

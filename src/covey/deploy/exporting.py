@@ -29,6 +29,7 @@ from covey.errors import ConversionError, OptionError, StoreError
 from covey.extras import load
 from covey.files import draft as new_file
 from covey.files import whole
+from covey.networks.calls import arguments
 from covey.options import check_choice
 
 KINDS = {"onnx": ".onnx", "pt2": ".pt2"}
@@ -48,6 +49,8 @@ class Exported:
         outputs: the names of what it answers.
         difference: from the ensemble's answer on the example, over its scale; None where members are random.
         quantised: what int8 did, if it was asked for; the difference is the float file's, before.
+        precision: the ensemble's own, where it is not float32, which files compute in: the difference is then from its
+            answer in float32.
     """
 
     path: Path
@@ -55,6 +58,7 @@ class Exported:
     outputs: tuple[str, ...]
     difference: float | None
     quantised: Quantised | None = None
+    precision: str | None = None
 
     def __str__(self) -> str:
         told = f"{self.path}: {self.bytes / 1e6:.2f} MB, {', '.join(self.outputs)}; "
@@ -62,6 +66,8 @@ class Exported:
             told += "members are fixed draws"
         else:
             told += f"within {self.difference:.1g} of the ensemble's answers"
+        if self.precision is not None:
+            told += f" in float32, where the ensemble itself is {self.precision}"
         if self.quantised is not None:
             kept, layers = len(self.quantised.in_float), self.quantised.layers
             told += f" before int8, which changes {self.quantised.harm:.2%} of them; {kept} of {layers} layers in float"
@@ -112,7 +118,7 @@ def export(
         raise StoreError(f"cannot write {path}: there is no folder {path.parent}.")
     if int8 is not None and kind != "onnx":
         raise OptionError("int8 is for ONNX files; leave to= at 'onnx'.")
-    ensemble, example = _in_float32(ensemble, example)
+    ensemble, example, precision = _in_float32(ensemble, example)
     quantised = None
     with ensemble.evaluating(), torch.no_grad():
         given = Example.of(ensemble.skeleton(), example)
@@ -131,7 +137,7 @@ def export(
                 with new_file(path.parent) as twin:
                     quantised = quantise(draft, twin, calibration, limit=int8_limit)
                     draft.write_bytes(twin.read_bytes())
-    return Exported(path, path.stat().st_size, tuple(_outputs(module)), far, quantised)
+    return Exported(path, path.stat().st_size, tuple(_outputs(module)), far, quantised, precision)
 
 
 def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.ndarray]:
@@ -156,16 +162,28 @@ def _kind(path: Path, to: str | None) -> str:
     return to
 
 
-def _in_float32(ensemble: Ensemble, example: Any) -> tuple[Ensemble, Any]:
-    """The same in float32, which is what runtimes compute in."""
+def _in_float32(ensemble: Ensemble, example: Any) -> tuple[Ensemble, Any, str | None]:
+    """The same in float32, which is what runtimes compute in, and the precision from before if it was another."""
     dtypes = {tensor.dtype for tensor in ensemble.parameters() if tensor.is_floating_point()}
-    if dtypes <= {torch.float32}:
-        return ensemble, example
+    others = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes - {torch.float32})
+    if not others:
+        return ensemble, example, None
 
     def single(leaf: Any) -> Any:
         return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return copy.deepcopy(ensemble).float(), torch.utils._pytree.tree_map(single, example)
+    converted, given = copy.deepcopy(ensemble).float(), torch.utils._pytree.tree_map(single, example)
+    precision = " and ".join(others)
+    args, kwargs = arguments(given)
+    try:
+        converted.predict(*args, check=False, **kwargs)
+    except RuntimeError as error:
+        raise ConversionError(
+            f"files compute in float32, the ensemble has tensors of {precision}, and in float32 the network fails: "
+            f"{' '.join(str(error).split())[:300]}. It seems to name a precision in its forward pass; let it follow "
+            "its weights' instead."
+        ) from error
+    return converted, given, precision
 
 
 def _module(ensemble: Ensemble, example: Example, members: bool, weights: str, seed: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from typing import Any, Literal
 
@@ -36,9 +37,10 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
 
     Weights are made once, BatchNorm is folded into the layer before it, channels that a member masks away are cut out,
     and what members share before they differ runs once. The module needs nothing of covey. It takes what the network
-    takes, at any batch size, and returns a dict: `probs`, `entropy`, `mutual_information`, `member_logits` (and `sets`
-    if conformal sets are fitted), or for regression `mean`, `std`, `epistemic`, `aleatoric`, `member_mean`, or
-    `quantiles`, `epistemic`, `member_quantiles` (and `low`, `high` if conformal intervals are).
+    takes, at any batch size but else in the example's shape, and returns a dict: `probs`, `entropy`,
+    `mutual_information`, `member_logits` (and `sets` if conformal sets are fitted), or for regression `mean`, `std`,
+    `epistemic`, `aleatoric`, `member_mean`, or `quantiles`, `epistemic`, `member_quantiles` (and `low`, `high` if
+    conformal intervals are).
 
     Args:
         ensemble: what `convert`, `fit` or `load` gave.
@@ -51,6 +53,7 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
     with ensemble.evaluating():
         given = Example.of(ensemble.skeleton(), example)
         graph, constants = fused_graph(ensemble, given, seed=seed)
+        _check_shapes(graph, given)
         plain = graph_module(graph, constants)
         check_equal(ensemble, plain, given, "the fused module")
     if memory_format == "contiguous" or not _has_images(graph, given):
@@ -76,6 +79,25 @@ def fused_graph(ensemble: Ensemble, example: Example, *, seed: int = 0) -> tuple
     graph.eliminate_dead_code()
     graph.lint()
     return graph, constants
+
+
+def _check_shapes(graph: Graph, example: Example) -> None:
+    """Let the module refuse inputs of another size than the example's: the sizes in the graph are those.
+
+    A text of one token would otherwise be added to the positions of all, without an error.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        for node, name, tensor in zip(inputs, example.names, example.tensors, strict=True):
+            batched = example.is_batched(tensor)
+            fixed = tuple(tensor.shape[batched:])
+            expected = ", ".join(map(str, ("batch", *fixed) if batched else fixed))
+            shape = graph.call_function(getattr, (node, "shape"))
+            own = graph.call_function(operator.getitem, (shape, slice(int(batched), None, None)))
+            same = graph.call_function(operator.eq, (own, fixed))
+            message = f"this module was fused for {name} of shape ({expected}); fuse again for another"
+            graph.call_function(torch._assert, (same, message))
 
 
 def graph_module(graph: Graph, constants: Constants) -> GraphModule:
