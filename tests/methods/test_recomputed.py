@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -129,3 +130,66 @@ def test_attention_and_bfloat16() -> None:
         low.backward()
     assert abs(float(plain - low.detach())) < 0.05 * abs(float(plain))
     assert all(p.grad is not None and p.grad.isfinite().all() for p in ens.parameters() if p.requires_grad)
+
+
+def gradients(ens: covey.Ensemble) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.clone() for p in ens.parameters()]
+
+
+@pytest.mark.parametrize("name", ["mixture", "shapeshifter"])
+def test_the_sum_of_gradients_belongs_to_one_backward_pass(name: str) -> None:
+    x, y = images()
+    _, ens = both(name)
+    ens.run = "loop"
+    ens.train()
+    ens.loss(x, y).backward()
+    expected = gradients(ens)
+
+    ens.zero_grad()
+    loss = ens.loss(x, y)
+    coefficients = [p for n, p in ens.named_parameters() if n.endswith("alpha")]
+    torch.autograd.grad(loss, coefficients, retain_graph=True)  # which asks nothing of the templates
+    loss.backward(retain_graph=True)
+    torch.testing.assert_close(gradients(ens), expected)
+    loss.backward()
+    torch.testing.assert_close(gradients(ens), [2 * g for g in expected])
+
+    ens.zero_grad()
+    for k in range(3):
+        ens.losses(x, y, members=[k]).sum().backward()
+    torch.testing.assert_close(gradients(ens), expected)
+
+    ens.zero_grad()
+    failing = ens(x).sum()
+    first = next(p for n, p in ens.named_parameters() if n.endswith("theta"))
+    handle = first.register_hook(_fail)
+    with pytest.raises(ZeroDivisionError):
+        failing.backward()
+    handle.remove()
+    ens.zero_grad()
+    ens.loss(x, y).backward()
+    torch.testing.assert_close(gradients(ens), expected)
+
+
+def _fail(_: Tensor) -> Tensor:
+    raise ZeroDivisionError
+
+
+def test_a_copy_and_another_precision_have_sums_of_their_own() -> None:
+    x, y = images()
+    _, ens = both("mixture")
+    ens.run = "loop"
+    ens.train()
+    ens.loss(x, y).backward()
+    twin = copy.deepcopy(ens)
+    twin.zero_grad()
+    twin.loss(x, y).backward()
+    torch.testing.assert_close(gradients(twin), gradients(ens))
+    single = ens.float()
+    single.zero_grad()
+    single.loss(x.float(), y).backward()
+    for ours, theirs in zip(gradients(single), gradients(twin), strict=True):
+        assert ours is not None
+        assert theirs is not None
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-2, atol=1e-4)

@@ -198,13 +198,8 @@ def _probe(
     moved: set[str] = set()
     for mode in (True, False):
         moved = set()
-        twin = copy.deepcopy(network).train(mode)
-        before = dict(twin.named_buffers())
-        unregistered = _unregistered(twin)
-        own_args, own_kwargs = tree_map(_copied, (args, kwargs))
         try:
-            with random_state_kept(twin):
-                traced = trace(twin, own_args, own_kwargs, lambda result: pick(result, output))
+            traced, moved = _run_of_a_copy(network, mode, args, kwargs, output)
         except ConversionError:
             raise
         except Exception as error:
@@ -215,16 +210,28 @@ def _probe(
                 f"the network rejects the example, whose shapes are {shapes}. "
                 f"It says: {type(error).__name__}: {error}"
             ) from error
-        _check_nothing_made(network, twin)
-        _check_shapes(network, twin)
-        _check_nothing_hidden(unregistered)
         found.append(traced)
-        # state is what is written to, whether or not its value came out different this time
-        after = dict(twin.named_buffers())
-        moved = {name for name, tensor in after.items() if before.get(name) is not tensor}
-        moved |= traced.written & after.keys()
         state |= moved
     return found, frozenset(state), bool(moved)  # eval mode came last
+
+
+def _run_of_a_copy(
+    network: nn.Module, mode: bool, args: tuple, kwargs: dict[str, Any], output: Output
+) -> tuple[Trace, set[str]]:
+    """What a copy did, and the buffers that moved. The copy is gone when this returns: it may be large."""
+    twin = copy.deepcopy(network).train(mode)
+    before = dict(twin.named_buffers())
+    unregistered = _unregistered(twin)
+    own_args, own_kwargs = tree_map(_copied, (args, kwargs))
+    with random_state_kept(twin):
+        traced = trace(twin, own_args, own_kwargs, lambda result: pick(result, output))
+    _check_nothing_made(network, twin)
+    _check_shapes(network, twin)
+    _check_nothing_hidden(unregistered)
+    # state is what is written to, whether or not its value came out different this time
+    after = dict(twin.named_buffers())
+    moved = {name for name, tensor in after.items() if before.get(name) is not tensor}
+    return traced, moved | (traced.written & after.keys())
 
 
 def _constants(traces: Iterable[Trace]) -> list[str]:

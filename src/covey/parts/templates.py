@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from covey.errors import ConversionError
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization, places
 from covey.parts.recomputed import RecomputedWeight
+from covey.parts.summed import Sums, mixed
 from covey.tensors import scale_gradient
 
 
@@ -149,6 +150,7 @@ class Bank(nn.Module):
         super().__init__()
         self.theta, self.alpha = nn.Parameter(theta), nn.Parameter(alpha)
         self.register_buffer("slots", slots, persistent=False)  # stands in the layout
+        self._sums = Sums()
 
     def coefficients(self, rows: Sequence[int]) -> Tensor:
         """These rows, (len(rows), t)."""
@@ -157,6 +159,17 @@ class Bank(nn.Module):
 
     def blocks(self, pieces: Sequence[Piece], members: Sequence[int], gamma: float) -> list[Tensor]:
         """Each piece for these members, (len(members), *piece.shape), all in one product."""
+        made = self._mix(pieces, members) @ scale_gradient(self.theta, gamma).flatten(1)
+        made = made.view(len(members), len(pieces), *self.theta.shape[1:])
+        return [_cut(made[:, i], (len(members), *piece.shape)) for i, piece in enumerate(pieces)]
+
+    def alone(self, piece: Piece, k: int, gamma: float) -> Tensor:
+        """One piece of one member, (*piece.shape), whose gradient of the templates is summed in place."""
+        made = mixed(self, self._sums, self.theta, self._mix([piece], [k]), piece, gamma)
+        return _cut(made.view(self.theta.shape[1:]), piece.shape)
+
+    def _mix(self, pieces: Sequence[Piece], members: Sequence[int]) -> Tensor:
+        """Coefficients of all templates for each piece of each member, (len(members) * len(pieces), T)."""
         rows = [piece.rows[k] for k in members for piece in pieces]
         mix = self.coefficients(rows)
         if self.slots is not None:
@@ -164,9 +177,15 @@ class Bank(nn.Module):
             mix = mix.new_zeros(len(rows), len(self.theta)).scatter(1, slots, mix)
         if any(piece.scale != 1 for piece in pieces):
             mix = mix * mix.new_tensor([piece.scale for _ in members for piece in pieces])[:, None]
-        made = mix @ scale_gradient(self.theta, gamma).flatten(1)
-        made = made.view(len(members), len(pieces), *self.theta.shape[1:])
-        return [made[:, i][(slice(None), *corner(piece.shape))] for i, piece in enumerate(pieces)]
+        return mix
+
+    def read(self, theta: Tensor, piece: Piece) -> Tensor:
+        """All templates, (T, n); a piece is a corner of what they are mixed to."""
+        return theta.flatten(1)
+
+    def add_(self, total: Tensor, piece: Piece, mix: Tensor, gradient: Tensor) -> None:
+        """See `summed.Readable`."""
+        total.view(len(total), -1).addmm_(mix.T, gradient)
 
 
 class FlatBank(Bank):
@@ -182,15 +201,36 @@ class FlatBank(Bank):
 
     def blocks(self, pieces: Sequence[Piece], members: Sequence[int], gamma: float) -> list[Tensor]:
         """Each piece for these members, (len(members), *piece.shape)."""
-        theta, count = scale_gradient(self.theta, gamma), self.alpha.shape[-1]
+        theta = scale_gradient(self.theta, gamma)
         made = []
         for piece in pieces:
-            size = math.prod(piece.shape)
-            step = flat_step(size, len(theta), count)
-            templates = torch.stack([_cyclic(theta, piece.start + i * step, size) for i in range(count)])
             mix = self.coefficients([piece.rows[k] for k in members]) * piece.scale
-            made.append((mix @ templates).view(len(members), *piece.shape))
+            made.append((mix @ self.read(theta, piece)).view(len(members), *piece.shape))
         return made
+
+    def alone(self, piece: Piece, k: int, gamma: float) -> Tensor:
+        """One piece of one member, (*piece.shape), whose gradient of the vector is summed in place."""
+        mix = self.coefficients([piece.rows[k]]) * piece.scale
+        return mixed(self, self._sums, self.theta, mix, piece, gamma).view(piece.shape)
+
+    def read(self, theta: Tensor, piece: Piece) -> Tensor:
+        """The piece's templates, (t, size)."""
+        return torch.stack([_cyclic(theta, start, math.prod(piece.shape)) for start in self._starts(piece)])
+
+    def add_(self, total: Tensor, piece: Piece, mix: Tensor, gradient: Tensor) -> None:
+        """See `summed.Readable`."""
+        for i, start in enumerate(self._starts(piece)):
+            done = 0
+            for part in _round(start, gradient.shape[1], len(total)):
+                length = part.stop - part.start
+                total[part] += mix[0, i] * gradient[0, done : done + length]
+                done += length
+
+    def _starts(self, piece: Piece) -> list[int]:
+        """Where each of the piece's templates begins."""
+        count = self.alpha.shape[-1]
+        step = flat_step(math.prod(piece.shape), len(self.theta), count)
+        return [piece.start + i * step for i in range(count)]
 
 
 class Templates(Parameterization):
@@ -269,7 +309,7 @@ class Templates(Parameterization):
             parts = []
             for piece in how.pieces:
                 bank = self.named_banks()[piece.bank]
-                parts += bank.blocks([piece], [row], self.gamma)
+                parts.append(bank.alone(piece, row, self.gamma)[None])
             return _filled(how, parts, 1)[0]
 
     def _in_full_precision(self) -> Any:
@@ -388,7 +428,7 @@ def fan_in(weight: Tensor, how: Axes) -> float:
 
 def kaiming(shape: Sequence[int], fan: float, like: Tensor) -> Tensor:
     """Normal numbers of variance 2 / fan, in `like`'s dtype and on its device."""
-    return torch.randn(*shape, dtype=like.dtype, device=like.device) * math.sqrt(2 / fan)
+    return torch.randn(*shape, dtype=like.dtype, device=like.device).mul_(math.sqrt(2 / fan))
 
 
 def orthogonal(sets: int, rows: int, columns: int, like: Tensor) -> Tensor:
@@ -453,13 +493,23 @@ def _index(rows: Sequence[int], count: int) -> slice | list[int]:
 
 def _cyclic(vector: Tensor, start: int, length: int) -> Tensor:
     """`length` numbers of a vector from `start` on, going round."""
-    parts = []
-    start %= len(vector)
-    while length > 0:
-        parts.append(vector[start : start + length])
-        length -= len(parts[-1])
-        start = 0
+    parts = [vector[part] for part in _round(start, length, len(vector))]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _cut(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The leading corner of this shape; a cut that takes all would still be copied on the way back."""
+    return tensor if tensor.shape == shape else tensor[corner(shape)]
+
+
+def _round(start: int, length: int, size: int) -> Iterator[slice]:
+    """The parts of a vector of this size that `length` numbers from `start` on take up, going round."""
+    start %= size
+    while length > 0:
+        stop = min(start + length, size)
+        yield slice(start, stop)
+        length -= stop - start
+        start = 0
 
 
 def _filled(made: Makeup, parts: Sequence[Tensor], members: int) -> Tensor:
