@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_ensembles import ensemble
 
-from covey.serving import Limits, application, bind
+from covey.calibration import Margin
+from covey.serving import Limits, Model, application, bind
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="skipped: selenium is not installed")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -105,3 +107,25 @@ def test_a_row_and_a_refusal(browser, table, tmp_path):
         told = browser.find_element("id", "status").text
         assert "column 'age': expected a number; got the text '<b>old</b>'" in told
         assert not browser.find_element("id", "answer").is_displayed()
+
+
+def test_quantiles_and_an_interval(browser, table, tmp_path):
+    answering = ensemble(*table.shape, 3, task="quantiles(0.1, 0.5, 0.9)")
+    answering.conformal = Margin(0.1, 2.0)
+    model = Model(ensemble=answering, record=table.record, name="wages")
+    browser.get_log("browser")  # what other tests left
+    with served(model) as address:
+        browser.get(address)
+        wait(browser, "!document.getElementById('go').disabled")
+        browser.find_element("id", "column-3").send_keys("2021-01-01")
+        browser.find_element("id", "go").click()
+        wait(browser, "!document.getElementById('answer').hidden")
+        told = [bar.text for bar in browser.find_elements("css selector", "#ensemble .what")]
+        assert told == ["quantile 0.1", "quantile 0.5", "quantile 0.9"]
+        numbers = [float(bar.text) for bar in browser.find_elements("css selector", "#ensemble .value")]
+        assert numbers == sorted(numbers)
+        # two standardised units are 20 of the target's
+        assert numbers[0] - float(browser.find_element("id", "low").text) == pytest.approx(20, abs=1e-3)
+        assert len(browser.find_elements("css selector", ".member")) == 3
+        browser.save_screenshot(str(tmp_path / "quantiles.png"))
+        assert browser.get_log("browser") == []
