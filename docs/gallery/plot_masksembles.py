@@ -2,7 +2,7 @@
 Masksembles
 ===========
 
-Each member sees the shared weights through a fixed mask, so there is no parameter more than in one network.
+Each member sees the shared weights through a fixed mask, so there are no more parameters than in one network.
 
 More: :doc:`/methods/masksembles`.
 """

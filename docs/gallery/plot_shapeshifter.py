@@ -2,7 +2,7 @@
 ShapeShifter
 ============
 
-Layers of any shape read their templates out of shared vectors; a baseline of SuperWeights.
+Layers of any shape read their templates out of shared vectors, within a parameter budget.
 
 More: :doc:`/methods/shapeshifter`.
 """

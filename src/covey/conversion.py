@@ -41,7 +41,7 @@ def convert(
         network: any module, or several where the method takes members that differ.
         method: what kind of ensemble, with its options.
         example: an input the network takes: a tensor, a tuple of positional or a dict of keyword arguments.
-            From it the head, the first layer and the shared prefix are found.
+            It is used to find the head, the first layer and the layers that come before any member's own.
         output: which part of the network's output is the answer: a key, an attribute or a position.
         head: the answering layer by name, if it should not be found from `example`.
         stem: the first layer by name, likewise.
@@ -54,8 +54,8 @@ def convert(
             network `ensemble.member(k)` does, in eval and train mode, and that members do not touch each other. By
             default the first and the last member are tried where that is cheap: where there is an example, a forward
             pass takes less than a quarter of a second and the ensemble has less than 50 million parameters. True tries
-            all members at any price, False none. The coverage table says what was checked. Like finding the head, it
-            calls the network's copies, and so the network's hooks.
+            all members however long it takes, False none. The coverage table says what was checked. Like finding the
+            head, it calls copies of the network, and so its hooks.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

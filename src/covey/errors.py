@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CoveyError(Exception):
-    """Whatever covey raises on purpose."""
+    """Base class of all errors that covey raises on purpose."""
 
 
 class OptionError(CoveyError, ValueError):

@@ -29,9 +29,10 @@ KIND = "quantiles"
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Levels of quantiles, which a network has one output each for: the task of an ensemble, and called, its loss.
+    """Quantile regression at some levels, with one output of the network for each.
 
-    Give it to `covey.fit(loss=...)` or `covey.convert(task=...)`.
+    Give it to `covey.fit(loss=...)` or `covey.convert(task=...)`: it is the task of an ensemble. Called with outputs
+    and targets, it gives their pinball loss.
 
     Args:
         levels: between 0 and 1, rising, at least one.
@@ -115,11 +116,11 @@ def kind_of(task: str) -> str:
 
 @dataclass(frozen=True)
 class QuantileAnswer(PrintsAsTable):
-    """What members say together of each quantile.
+    """The combined answer of an ensemble that predicts quantiles: the mean over members of each quantile.
 
     Args:
         members: their outputs, (M, B, ..., Q).
-        asked: the levels.
+        asked: the levels of the quantiles.
         margin: added at both ends of the outermost pair, by `conformal`; None where none was fitted.
     """
 

@@ -65,7 +65,7 @@ def register(name: str, kind: Kind) -> None:
     """Make a method, or a way of training, known under a name.
 
     From then on `convert`, `fit`, `save` and `load`, the command line, comparisons and reports know it. A package does
-    the same with an entry point; see this module.
+    the same with an entry point, as the page "Write your own method" shows.
 
     Args:
         name: lower case, words joined by hyphens.

@@ -21,8 +21,8 @@ class Selection:
 
     Args:
         ensemble: whose members.
-        members: the chosen ones; with repeats, one may stand there more than once.
-        score: what was compared by.
+        members: the chosen ones; with repeats, one may be listed more than once.
+        score: the score that was compared.
         scores: of the first, the first two, ... chosen members, as far as the search went.
         order: every choice of the search, of which `members` is the beginning.
         everyone: the score of all members.

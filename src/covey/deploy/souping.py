@@ -27,11 +27,11 @@ class Soup:
     Args:
         network: the average, a plain network.
         used: numbers of the networks in it, in the order in which they were added.
-        score: what was compared by.
+        score: the score that was compared.
         value: the average's score.
         alone: each network's own score.
         mixed: for each network that was tried and left out, the score of the average with it.
-        apart: those left out because the average with them is worse than both: they have no basin in common.
+        apart: those left out because the average with them is worse than either alone, so they lie in different minima.
     """
 
     network: nn.Module = field(repr=False)

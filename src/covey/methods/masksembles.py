@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Masksembles(Method):
-    """Each member sees the shared weights through a fixed mask on their inputs; no parameter more.
+    """Each member sees the shared weights through a fixed mask on their inputs; no more parameters.
 
     Args:
         members: how many networks.

@@ -45,8 +45,8 @@ class MIMO(Method):
     Args:
         members: how many inputs and answers the network has.
         init: "fresh" draws first layers and heads anew; "copy" keeps a pretrained network's answers.
-        repeats: batch repetition in training, how often a sample stands in a batch (4 on CIFAR).
-        rho: share of a batch that is the same for all members (0 on CIFAR, 0.6 on ImageNet).
+        repeats: batch repetition in training: how often each sample is repeated in a minibatch (4 on CIFAR).
+        rho: share of a minibatch that is the same for all members (0 on CIFAR, 0.6 on ImageNet).
         gamma: factor of the body's gradient.
     """
 

@@ -40,9 +40,10 @@ class Mixture(TemplateMethod):
     Args:
         members: how many networks.
         templates: how many templates a layer mixes, at most.
-        assign: whether corresponding layers of members mix the "same" templates, or "disjoint" ones as long as
-            there are any.
-        singles: layers whose shape no other has are "plain" and shared by all members, or have a "bank" too.
+        assign: whether corresponding layers of different members mix the "same" templates, or "disjoint" ones while
+            there are enough of them.
+        singles: what becomes of a layer whose shape no other layer has: a "plain" layer that all members share, or a
+            "bank" of templates of its own.
         norms: whether members have norms of their own ("member") or share their scales and shifts ("shared").
         heads: whether members share one head ("shared"), which stands alone in its shape, or have one each ("member").
     """

@@ -46,17 +46,16 @@ class Packed(Method):
     Args:
         members: how many networks (M).
         alpha: width of all members together over the network's; each has alpha / M of it.
-        subgroups: the paper's gamma: groups in the members' convolutions, but in the first layer and the first of a
-            residual block; lowered where a group would have less than 64 channels.
+        subgroups: the paper's gamma: groups in the members' convolutions, except in the first layer and the first of a
+            residual block; lowered where a group would have fewer than 64 channels.
         init: "fresh" initialises every member on its own; "same" gives all one fresh initialisation, so that only other
-            batches can make them differ; "slice" cuts every member out of the trained network, other channels each.
-        slices: with "slice", whether channels are dealt by "importance" (their squared weights) or at "random".
-        heads: what happens to the number of attention heads: "round" scales it, rounding up; "exact" demands that it
-            comes out whole; "keep" leaves it. Head width follows.
+            batches can make them differ; "slice" cuts each member out of the trained network, from other channels.
+        slices: with "slice", whether channels are dealt out by "importance" (their squared weights) or at "random".
+        heads: what happens to the number of attention heads: "round" scales it, rounding up, and keeps it where that
+            makes the network too wide; "exact" demands that the scaled number is whole; "keep" keeps it.
         tolerance: how many more parameters members may have than widths of exactly alpha / M, not rounded, would give
             (0.1 is 10 %); more is an error that names the layer.
-        narrow: the narrow network, if the user would rather build it than have it found; alpha and subgroups then
-            say nothing.
+        narrow: the narrow network, if you build it yourself; alpha and subgroups then have no effect.
     """
 
     alpha: float = 2.0

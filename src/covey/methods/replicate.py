@@ -42,7 +42,7 @@ class Replicate(Method):
     Args:
         members: how many networks.
         where: which tensors: "all", "head", "norms", "stem", names, module paths, regular expressions, or several.
-            With () members share everything, and gradients of their minibatches add up: a control.
+            With () members share everything, and gradients of their minibatches add up, as a control experiment.
         init: "copy" starts every member at the network's own weights; "fresh" initialises each anew.
         noise: with "copy", Gaussian noise in units of each tensor's root mean square.
         gamma: factor of the shared tensors' gradient; 1/M if None.

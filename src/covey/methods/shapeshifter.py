@@ -28,12 +28,12 @@ Group = list[tuple[int, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeShifter(TemplateMethod):
-    """Layers of any shape read their templates out of shared vectors; a baseline of SuperWeights.
+    """Layers of any shape read their templates out of shared vectors, within a parameter budget.
 
     Args:
         members: how many members one network gives; several networks are one member each.
         bins: how many groups the layers are divided into by depth.
-        templates: how many a layer mixes.
+        templates: how many templates a layer mixes.
     """
 
     role = "shapeshifter"

@@ -40,7 +40,7 @@ class Slimmable(Method):
 
     Args:
         members: as many as networks are given.
-        norms: own ones for each width ("switch"), or the widest one's cut to each width ("shared").
+        norms: whether each width has norms of its own ("switch") or the first channels of the widest one's ("shared").
         widths: how many widths a step of universally slimmable training runs; None for all.
         gamma: factor of the shared tensors' gradient.
     """

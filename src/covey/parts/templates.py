@@ -464,7 +464,7 @@ def flat_bank(
         shapes: of the layers.
         fans: their fan-ins.
         numbers: in the vector.
-        templates: how many a layer mixes.
+        templates: how many templates a layer mixes.
         members: M where each member has a row of coefficients for each layer; None where a layer is one member's.
     """
     rows = len(shapes)

@@ -19,7 +19,7 @@ class History:
 
     Args:
         ensemble: the trained ensemble.
-        rows: one record an epoch: epoch, lr, loss, and the validation scores.
+        rows: one record per epoch: epoch, lr, loss, and the validation scores.
         folder: of the run, or None.
         resumed: the checkpoint that the run went on from, or None.
         ended: why training ended, in words.

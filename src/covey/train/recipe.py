@@ -22,11 +22,11 @@ class Recipe:
 
     Args:
         epochs: passes over the training data, counted in minibatches consumed.
-        batch: samples in a minibatch; the last one of an epoch may be smaller. A DataLoader has its own.
+        batch: samples in a minibatch; the last one of an epoch may be smaller. A DataLoader has its own setting.
         accumulate: minibatches whose gradients, averaged by their samples, make one step; the last step of an epoch may
             have fewer.
-        shuffle: whether every epoch has an order of its own; False keeps the order of the samples. A DataLoader has
-            its own.
+        shuffle: whether samples are shuffled anew in every epoch; False keeps their order. A DataLoader has its own
+            setting.
         plan: which samples members see in a step: all the "same" minibatch; its parts ("split"); each the next
             minibatch of its own ("independent"), so that a step consumes as many as there are members; or each a
             minibatch out of its own order of the whole epoch ("shuffled").
@@ -48,14 +48,15 @@ class Recipe:
         augment: what happens to training images.
         ema: decay of an exponential moving average of the weights, such as 0.999, which then is what is
             validated and kept; 0 for none.
-        average: when to begin averaging weights, one snapshot an epoch (SWA): a share of training, or an epoch if
+        average: when to begin averaging weights, one snapshot per epoch (SWA): a share of training, or an epoch if
             1 or more. The average is what the run ends with; running statistics are estimated anew for it.
-        patience: stop after so many epochs without a better validation score; None never stops early.
+        patience: stop after this many epochs without a better validation score; None never stops early.
         keep: "last" keeps the weights of the last epoch, "best" those with the ensemble's best validation score.
-        choose: the ensemble's validation score that patience and keep go by.
+        choose: the validation score of the ensemble by which patience and keep decide.
         member_chunk: how many members run at once, to save memory; None for all.
-        run: how members run: "loop", "batched", or "auto", which measures both before the first step.
-        checkpoint: minibatches between checkpoints; None for one an epoch.
+        run: how members run: "loop", "batched", or "auto", which measures both, and channels last for images, before
+            the first step.
+        checkpoint: minibatches between checkpoints; None for one per epoch.
         seed: of all random choices in training.
     """
 
@@ -158,11 +159,11 @@ class Machine:
 
     Args:
         accelerator: "cpu", "cuda", "mps", or "auto".
-        devices: processes on this machine, one a device; on CPU as many as asked for.
+        devices: processes on this machine, one per device; on a CPU as many as you ask for.
         nodes: machines; start each with torchrun or `fabric run`.
         precision: "32-true", or mixed: "bf16-mixed", "16-mixed".
         shards: into how many parts a batch is cut, which run one after another and whose gradients are averaged.
-            Norms see one part at a time, as they do with as many devices. At least one a process.
+            Norms see one part at a time, as they do with as many devices. At least one per process.
         threads: CPU threads of a process; None leaves torch's choice.
         channels_last: whether images are laid out with channels last, which is often faster for convolutions.
         progress: whether to show a progress bar.

@@ -23,11 +23,11 @@ class Schedule:
             epochs.
         milestones: epochs at which "multistep" multiplies.
         factor: what it multiplies by.
-        start: epoch at which "linear" begins to fall, and before which "cyclic" and "triangular" stand still.
-        end: epoch at which "linear" has arrived; the end of training if not given.
+        start: epoch at which "linear" begins to fall, and before which "cyclic" and "triangular" are constant.
+        end: epoch at which "linear" reaches `final`; the end of training if not given.
         final: the learning rate at the end of "linear" and "cosine", the lowest one of "triangular".
         cycle: epochs of a cycle.
-        warmup: epochs in which the learning rate first rises in a line from 0.
+        warmup: epochs in which the learning rate first rises linearly from 0.
     """
 
     kind: Kind = "constant"

@@ -16,13 +16,13 @@ from covey.trainings.late_start import Late, late
 class Economical(Training):
     """Start embeddings of one hypernetwork late in training: many members at about the price of one network.
 
-    The first of the two papers by the same authors. Its settings for accuracy are the defaults; those for
-    out-of-distribution detection are norms="single", noise=0.5, nested=False.
+    Von Oswald, Kobayashi et al. The defaults are the paper's settings for accuracy; those for out-of-distribution
+    detection are norms="single", noise=0.5, nested=False.
 
     Args:
-        members: N.
-        start: T0: a share of training, or an epoch if 1 or more.
-        noise: sigma, Gaussian noise in units of each tensor's root mean square.
+        members: how many networks (the paper's N).
+        start: when the members start (T0): a share of training, or an epoch if 1 or more.
+        noise: Gaussian noise on what members start from, in units of each tensor's root mean square (sigma).
         norms: whether members have norms of their own ("member"), share their scales and shifts ("shared"), or share
             their running statistics too ("single").
         embeddings: whether members have embeddings of their own ("member") or one set ("shared"), as a control.

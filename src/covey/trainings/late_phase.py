@@ -24,14 +24,15 @@ class LatePhase(Training):
     the network; the result stores what the network does.
 
     Args:
-        members: K.
+        members: how many networks (the paper's K).
         kind: what members own: "copies" of tensors, "rank-one" factors of weights, or "embeddings" of a
             hypernetwork along with norms and head.
         where: for copies, which tensors (norms and head by default); for rank-one factors, which weights (all).
         norms: beside embeddings, whether members have norms of their own ("member"), share their scales and shifts
             ("shared"), or share their running statistics too ("single").
-        start: T0: a share of training, or an epoch if 1 or more; 0 for a network that is trained already.
-        noise: sigma, Gaussian noise in units of each tensor's root mean square.
+        start: when the members start (T0): a share of training, or an epoch if 1 or more; 0 for a network that is
+            trained already.
+        noise: Gaussian noise on the members' tensors at the start, in units of each tensor's root mean square (sigma).
         restart: tensors of the members that are initialised anew at the start, such as the head.
         gamma: factor of the shared tensors' gradient, which is summed over members.
         decay: factor of the weight decay of the members' copies, norms and heads from `start` on; rank-one factors

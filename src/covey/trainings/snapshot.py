@@ -22,7 +22,7 @@ class Snapshot(Training):
 
     Args:
         members: how many snapshots; the last is the end of training.
-        start: after when they are taken: a share of training, or an epoch if 1 or more.
+        start: when the time begins in which they are taken: a share of training, or an epoch if 1 or more.
         cycles: whether the learning rate restarts after each snapshot and falls as a cosine until the next;
             otherwise it follows the recipe.
     """

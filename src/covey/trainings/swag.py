@@ -30,7 +30,7 @@ class SWAG(Training):
 
     Args:
         members: how many draws.
-        start: when to begin collecting, one snapshot an epoch: a share of training, or an epoch if 1 or more.
+        start: when to begin collecting, one snapshot per epoch: a share of training, or an epoch if 1 or more.
         rank: how many deviations from the mean are kept.
         scale: factor of the covariance.
     """

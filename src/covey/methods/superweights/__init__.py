@@ -39,14 +39,14 @@ class SuperWeights(TemplateMethod):
 
     Args:
         members: how many members one network gives; several networks are one member each.
-        clusters: layers that share templates at first: those of one "depth" in their networks, or of one "shape".
-        bins: how many parts the depth is divided into.
-        templates: for a slab, at most; None for as many as the budget has room for.
-        share: which coefficients are one: "none", those of corresponding "layers" of members, or of "clusters".
+        clusters: which layers share templates at first: those at a similar "depth", or of the same "shape".
+        bins: how many clusters the depth is divided into.
+        templates: most templates per cluster; None for as many as the budget has room for.
+        share: which coefficients members share: "none", those of corresponding "layers", or of "clusters".
         refine_at: epochs after which clusters are made anew from gradients and training starts again.
-        tau: layers are united whose gradients have a cosine above this.
-        decouple_at: epochs after which coefficients that members share are told apart by their gradients.
-        beta: coefficients stay shared whose gradients have a cosine above this.
+        tau: with refine_at, layers whose gradients have a cosine above this share templates.
+        decouple_at: epochs after which members whose gradients differ stop sharing coefficients.
+        beta: with decouple_at, coefficients whose gradients have a cosine above this stay shared.
     """
 
     role = "superweights"

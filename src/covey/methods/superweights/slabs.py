@@ -83,7 +83,7 @@ class Composition:
         bodies: the networks.
         clusters: layers that share templates.
         members: M.
-        share: which coefficients are one: "none", those of corresponding "layers" of members, or of "clusters".
+        share: which coefficients members share: "none", those of corresponding "layers", or of "clusters".
         budget: parameters of all members together.
         most: templates for one slab; None for as many as the budget has room for.
         exploring: whether clusters are still to be refined.
