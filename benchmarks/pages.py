@@ -187,6 +187,7 @@ def _front(table: Mapping[str, Row], path: tuple[str, ...], words: str) -> str:
         )
     axes.plot(*zip(*sorted(widths), strict=True), color=SOFT, lw=1, ls=":")
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}\u00d7")
     axes.set_xlabel("multiply-adds over the single network's")
     axes.set_ylabel(words)
     axes.legend(fontsize=6, ncols=2, loc="center left", bbox_to_anchor=(1.0, 0.5))
