@@ -51,8 +51,10 @@ class Quantiles:
         inside = all(0 < level < 1 for level in self.levels)
         rising = all(low < high for low, high in zip(self.levels, self.levels[1:], strict=False))
         if not self.levels or not inside or not rising:
+            given = " ".join(map(str, self.levels)) or "none"
             raise OptionError(
-                f"levels are between 0 and 1 and rise, such as (0.05, 0.5, 0.95); got {self.levels}."
+                f"quantiles are levels between 0 and 1 and rise, such as 0.05 0.5 0.95; got {given}.",
+                setting="quantiles",
             )
 
     def __str__(self) -> str:

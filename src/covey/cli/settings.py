@@ -127,9 +127,7 @@ class Dataset:
         if not self.image_mean and not self.image_std:
             return None
         if not self.image_mean or not self.image_std:
-            raise OptionError(
-                "image_mean and image_std go together (--image-mean, --image-std); one is missing."
-            )
+            raise OptionError("image_mean and image_std go together; one is missing.")
         if min(self.image_std) <= 0:
             raise OptionError(f"image_std is above 0 (--image-std); got {min(self.image_std)}.")
         return Normalisation(self.image_mean, self.image_std)

@@ -101,7 +101,8 @@ class Recipe:
             check_choice(name, getattr(self, name), known)
         if self.levels is not None and self.loss != "auto":
             raise OptionError(
-                f"quantiles have a loss of their own, the pinball loss; leave out loss={self.loss!r}."
+                f"quantiles have a loss of their own, the pinball loss; leave out loss={self.loss!r}.",
+                setting="quantiles",
             )
         for name in ("epochs", "batch", "accumulate", "member_chunk", "patience", "checkpoint"):
             if getattr(self, name) is not None:
