@@ -407,6 +407,10 @@ def test_there_are_many_and_no_two_alike():
     ("typed", "answer"),
     [
         ("compare --methods single", "covey: stopped; the same command goes on with what is not done"),
+        (
+            "distill run",
+            "covey: stopped; the same command with --resume goes on from the last checkpoint, if",
+        ),
         ("show run", "covey: stopped\n"),
     ],
 )

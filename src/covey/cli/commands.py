@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from covey import registry
 from covey.cli import run
 from covey.cli.flags import describe, flag_names, parse, parse_one
-from covey.cli.settings import Dataset
+from covey.cli.settings import Dataset, usual_network
 from covey.cli.train import TrainFlags, first_line
 from covey.data.show import contact_sheet, list_known, summary
 from covey.schema import read_text
@@ -98,7 +98,7 @@ def show(args: Sequence[str]) -> int:
     finished = (folder / "ensemble").exists()
     on = run.how_to_resume(folder, stored)
     ensemble = run.read_ensemble(folder, own.network) if finished else None
-    usual = "the usual one for the data" if run.BY_FIT not in stored else "one of your own"
+    usual = usual_network(stored["record"]) if run.BY_FIT not in stored else "one of your own"
     if ensemble is not None:
         usual = getattr(ensemble.skeleton(), "covey_zoo", {}).get("name", usual)
     print(f"method    {settings.method} {_differences(settings.options)}")

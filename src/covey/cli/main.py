@@ -17,6 +17,7 @@ from covey.files import DRAFT
 _GO_ON = {
     "compare": "; the same command goes on with what is not done",
     "reproduce": "; the same command goes on with what is not done",
+    "distill": "; the same command with --resume goes on from the last checkpoint, if there is one",
 }
 """What to do after Ctrl-C, by command; others say it themselves."""
 

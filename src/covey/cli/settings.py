@@ -168,7 +168,7 @@ class Network:
             outputs *= recipe.outputs_of_a_number
         column = (record["columns"] or [{}])[0]
         made = []
-        for name in names.split(self.network or _usual(record)):
+        for name in names.split(self.network or usual_network(record)):
             _check_task(name, record["task"])
             network = names.build(
                 name,
@@ -364,7 +364,7 @@ def _check_task(name: str, task: str) -> None:
         )
 
 
-def _usual(record: Mapping[str, Any]) -> str:
+def usual_network(record: Mapping[str, Any]) -> str:
     """A small network that fits the data."""
     if record["task"] in USUAL:
         return USUAL[record["task"]]
