@@ -150,6 +150,25 @@ def test_regression(task: str) -> None:
     same_scores(module.evaluation.scores["ensemble"], expected)
 
 
+def test_quantiles() -> None:
+    levels = covey.Quantiles((0.1, 0.5, 0.9))
+    made = ensemble(task=levels)
+    loader = DataLoader(TensorDataset(INPUTS, INPUTS[:, 0]), batch_size=10)
+    module = EnsembleModule(made, lr=0.05)
+    run = trainer()
+    run.fit(module, loader, loader)
+    answer = made.predict(INPUTS)
+    pinball = float(levels(answer.quantiles, INPUTS[:, 0]))
+    assert float(run.callback_metrics["val_pinball"]) == pytest.approx(pinball, rel=1e-5)
+    run.test(module, loader, verbose=False)
+    same_scores(
+        module.evaluation.scores["ensemble"], covey.evaluate(made, (INPUTS, INPUTS[:, 0])).scores["ensemble"]
+    )
+    torch.testing.assert_close(
+        torch.cat([b["quantiles"] for b in run.predict(module, loader)]), answer.quantiles
+    )
+
+
 def test_a_checkpoint_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     whole = EnsembleModule(ensemble(), lr=0.05)
     keeper = lightning.pytorch.callbacks.ModelCheckpoint(

@@ -8,12 +8,15 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from covey.calibration import Conformal
 from covey.cli.main import main
-from covey.cli.predict import _as_csv
+from covey.cli.predict import _as_csv, prediction_rows
+from covey.combine import Prediction
 
 CLASSES = ("-2", "=1+1")  # what a spreadsheet takes for a number and for a formula
 
@@ -146,3 +149,10 @@ def test_any_cell_is_a_number_or_no_formula(cell):
 def test_a_pipe_as_an_image(predict, tmp_path):
     os.mkfifo(tmp_path / "a.png")
     refused(predict(tmp_path / "a.png"), "a.png is no ordinary file")
+
+
+def test_conformal_sets_are_a_column() -> None:
+    sure, unsure = [4.0, 0.0, 0.0], [1.0, 0.9, -4.0]
+    answer = Prediction(torch.tensor([[sure, unsure]]), conformal=Conformal("threshold", 0.1, 0.7))
+    rows = prediction_rows(["a", "b"], answer, {"classes": ["cat", "dog", "eel"]}, "classification")
+    assert [row["set"] for row in rows] == ["cat", "cat; dog"]

@@ -409,6 +409,8 @@ def test_what_the_trainer_refuses(tmp_path: Path) -> None:
         EnsembleTrainer(made, arguments(tmp_path, push_to_hub=True))
     with pytest.raises(OptionError, match="give the ensemble as model"):
         EnsembleTrainer(made, arguments(tmp_path), model_init=bert)
+    with pytest.raises(OptionError, match=r"no place for quantiles\(0.1, 0.5, 0.9\); train with covey.fit"):
+        EnsembleTrainer(ensemble(bert(), task=covey.Quantiles((0.1, 0.5, 0.9))), arguments(tmp_path))
     with pytest.raises(OptionError, match="no data to score"):
         EnsembleTrainer(made, arguments(tmp_path)).scores()
     with pytest.raises(OptionError, match="every parameter of the ensemble is frozen"):

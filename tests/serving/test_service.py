@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import threading
@@ -16,6 +17,7 @@ from PIL import Image
 from small_ensembles import ensemble
 from starlette.testclient import TestClient
 
+from covey.calibration import Conformal
 from covey.data.columns import encode
 from covey.serving import Limits, Model, application
 from covey.serving.batcher import Batcher
@@ -406,3 +408,12 @@ def test_half_of_a_character_is_refused_in_words(pets):
     answer = pets.post("/predict", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
     assert answer.json()["error"]
+
+
+def test_what_was_fitted_for_all_members_is_not_said_of_some(images):
+    fitted = copy.deepcopy(images.ensemble)
+    fitted.conformal = Conformal("threshold", 0.1, 0.6)
+    model = Model(ensemble=fitted, record=images.record)
+    inputs = torch.zeros(2, 1, 8, 8)
+    assert "set" in model.run(inputs)
+    assert "set" not in model.run(inputs, members=(0, 2))
