@@ -24,6 +24,7 @@ from covey.cli.train import check_typed, flag_value, usual_settings
 from covey.errors import CoveyError, OptionError, reason, suggest
 from covey.extras import load
 from covey.locks import locked
+from covey.options import check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +173,9 @@ def compare(args: Sequence[str]) -> int:
 
 def _check_own(own: CompareFlags, base: Settings, planned: Sequence[PlannedRun]) -> None:
     """Refuse before the first run what would fail after the last one."""
-    if own.jobs < 1:
-        raise UsageError(f"--jobs is a whole number of at least 1; got {own.jobs}.")
+    check_whole("--jobs", own.jobs)
+    if own.results and Path(own.results).suffix != ".json":
+        raise UsageError(f"--results is a .json file; got {own.results!r}.")
     labels = list(dict.fromkeys(one.label for one in planned))
     if own.baseline is not None and own.baseline not in labels:
         raise UsageError(f"--baseline {own.baseline!r} is not compared{suggest(own.baseline, labels)}.")

@@ -35,6 +35,7 @@ from covey.data.catalogue import KNOWN
 from covey.data.known import data_folder
 from covey.data.layouts import find
 from covey.method import Method
+from covey.options import check_whole
 from covey.zoo.sizes import SIZES as LISTED
 from covey.zoo.sizes import VARIANTS
 
@@ -89,6 +90,7 @@ def reproduce(args: Sequence[str]) -> int:
         return 0
     if not own.name:
         raise UsageError("covey reproduce takes a recipe's name; `covey reproduce --list` lists them.")
+    check_whole("--jobs", own.jobs)
     file = recipes.read(own.name)
     if "command" in file.about:
         print(f"{file.name} is no training run: {file.about['command']}")

@@ -22,7 +22,7 @@ def told(error: CoveyError, typed: Sequence[str]) -> str:
     """An error of the library in one line, in the words of the command line that led to it."""
     message = " ".join(str(error).split())
     setting = getattr(error, "setting", None)
-    if setting and message.startswith(setting):
+    if setting and message.startswith(setting) and not setting.startswith("--"):
         own = _flag(f"options_{setting}", "")  # of a method, where the command has such a flag itself
         flag = own if any(word.partition("=")[0] == own for word in typed) else _flag(setting, "")
         message = flag + message.removeprefix(setting)

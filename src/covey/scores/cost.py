@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from covey.errors import EvaluationError
+from covey.options import check_whole
 
 from .model import evaluated_model
 
@@ -273,6 +274,7 @@ def using_threads(count: int | None) -> Iterator[int]:
     """So many threads of torch for a while, or as many as there are; how many that is."""
     before = torch.get_num_threads()
     if count is not None:
+        check_whole("threads", count)
         torch.set_num_threads(count)
     try:
         yield torch.get_num_threads()
