@@ -66,6 +66,15 @@ TRAIN = [
     ("train packed --alpha 0", "alpha is above 0"),
     ("train packed --members 0", "error: --members is the number of networks, at least 1; got 0"),
     ("train masksembles --options-scale 0.5", "error: --options-scale is at least 1; got 0.5"),
+    (
+        "train low-rank --own nothing --network mlp",
+        "error: --own nothing matches none of the network's 6 param",
+    ),
+    ("train hypernetwork --sizes 3", "error: --sizes needs 3 values"),
+    (
+        "train late --method single",
+        "a late start takes a method with options, such as norm-ensemble:members=10",
+    ),
     ("train late --method packed", "packed:init=fresh initialises .* packed:init=slice cuts them out"),
     ("train deep-ensemble --network mlp+mlp", "deep-ensemble takes one network, and 2 .* superweights takes"),
     (

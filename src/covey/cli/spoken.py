@@ -143,7 +143,8 @@ def _too_much(command: str, found: re.Match[str]) -> str:
 
 
 def _valueless(command: str, found: re.Match[str]) -> str:
-    return f"{found['flag']} needs a value."
+    count = int(found["count"] or 1)
+    return f"{found['flag']} needs {'a value' if count == 1 else f'{count} values'}."
 
 
 _SENTENCES: tuple[tuple[str, Callable[[str, re.Match[str]], str]], ...] = (
@@ -167,5 +168,5 @@ _SENTENCES: tuple[tuple[str, Callable[[str, re.Match[str]], str]], ...] = (
     ),
     (r"Missing from covey [\w -]+: (?P<what>.*\(required\))", _missing),
     (r"Unrecognized options: (?P<what>.*)", _too_much),
-    (r"Missing value for argument '(?P<flag>[^']*)'", _valueless),
+    (r"Missing value for argument '(?P<flag>[^']*)'(?:\. Expected (?P<count>\d+) values)?", _valueless),
 )

@@ -65,7 +65,7 @@ class LowRank(Method):
     def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """Which matrices get an update, and which tensors are copied for each member."""
         (body,) = bodies
-        copied = body.select(self.own) if self.own else []
+        copied = body.select(self.own, "own") if self.own else []
         matrices = updated_matrices(body, self.where, self.rank, copied)
         tensors = {"low_rank": tuple(matrices), "replicated": tuple(copied)}
         notes = dict.fromkeys(copied, "copies")

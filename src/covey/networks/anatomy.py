@@ -71,9 +71,9 @@ class Anatomy:
             "zoo": origin_of(self.network),
         }
 
-    def select(self, where: Where) -> list[str]:
+    def select(self, where: Where, option: str = "where") -> list[str]:
         """Names of the parameters that `where` means; frozen ones are left out, they stay as they are."""
-        names = select(self.network, where, head=self.head, stem=self.stem)
+        names = select(self.network, where, head=self.head, stem=self.stem, option=option)
         return [name for name in names if self.network.get_parameter(name).requires_grad]
 
     def matrices(self, where: Where = "all") -> dict[str, Axes]:

@@ -133,7 +133,12 @@ def _holds_the_weight(network: nn.Module, name: str) -> bool:
 
 
 def select(
-    network: nn.Module, where: Where, *, head: Iterable[str] = (), stem: Iterable[str] = ()
+    network: nn.Module,
+    where: Where,
+    *,
+    head: Iterable[str] = (),
+    stem: Iterable[str] = (),
+    option: str = "where",
 ) -> list[str]:
     """Names of the parameters that `where` means, in the network's order.
 
@@ -143,6 +148,7 @@ def select(
             that is searched for in the names, or a sequence of these.
         head: names of the head's parameters.
         stem: names of the first layers' parameters.
+        option: what errors call `where`.
 
     >>> select(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), ["norms", "0.bias"])
     ['0.bias', '1.weight', '1.bias']
@@ -152,19 +158,21 @@ def select(
     sets = {"all": set(known), "head": set(head), "stem": set(stem), "norms": norms(network)}
     chosen: set[str] = set()
     for part in [where] if isinstance(where, str) else where:
-        chosen |= sets[part] if part in sets and (sets[part] or part == "norms") else _named(part, names)
+        chosen |= (
+            sets[part] if part in sets and (sets[part] or part == "norms") else _named(part, names, option)
+        )
         if part == "norms" and not sets["norms"]:
             raise ConversionError(
-                "where='norms' matches nothing: the network has no normalisation layer "
+                f"{option}='norms' matches nothing: the network has no normalisation layer "
                 "(BatchNorm, LayerNorm, GroupNorm, RMSNorm). Name other tensors, or take another method."
             )
     return [name for name in known if name in chosen]
 
 
-def _named(part: str, names: Mapping[str, str]) -> set[str]:
+def _named(part: str, names: Mapping[str, str], option: str) -> set[str]:
     if part in ("head", "stem"):
         raise ConversionError(
-            f"where={part!r} needs to know the network's {part}: give convert() an example input, "
+            f"{option}={part!r} needs to know the network's {part}: give convert() an example input, "
             f"from which it is found, or name it with {part}='module.path'."
         )
     found = {first for name, first in names.items() if name == part or name.startswith(part + ".")}
@@ -174,11 +182,11 @@ def _named(part: str, names: Mapping[str, str]) -> set[str]:
         found = {first for name, first in names.items() if re.search(part, name)}
     except re.error as error:
         raise ConversionError(
-            f"where={part!r} is no tensor's name and no regular expression: {error}"
+            f"{option}={part!r} is no tensor's name and no regular expression: {error}"
         ) from None
     if not found:
         raise ConversionError(
-            f"where={part!r} matches none of the network's {len(names)} parameters{suggest(part, names)}."
+            f"{option}={part!r} matches none of the network's {len(names)} parameters{suggest(part, names)}."
         )
     return found
 

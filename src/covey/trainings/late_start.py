@@ -64,7 +64,7 @@ class Late(Training):
         made = registry.parsed(self.method) if isinstance(self.method, str) else self.method
         if not isinstance(made, Method):
             raise OptionError(
-                f"late(method) takes a method with options, such as NormEnsemble(members=10); got {self.method!r}."
+                f"a late start takes a method with options, such as NormEnsemble(members=10); got {self.method!r}."
             )
         super().__post_init__()
         object.__setattr__(self, "_made", made)
