@@ -277,6 +277,11 @@ RUNS = [
     ("export", r"covey export needs FOLDER"),
     ("export run --to pdf", "--to is one of onnx, pt2; got 'pdf'"),
     ("export nowhere --to onnx", "nowhere is no finished run"),
+    ("export nowhere --out net.txt", r"--out names a file that ends in \.onnx, as --to says; got net\.txt"),
+    (
+        "train single --data digits --epochs 2 --schedule.warmup 9",
+        r"--schedule\.warmup is part of .* 2 epochs; got 9",
+    ),
 ]
 
 COMPARE = [

@@ -17,6 +17,7 @@ from covey.cli.flags import parse_one
 from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
 from covey.deploy.int8 import processor_has_vnni
+from covey.errors import OptionError
 from covey.quantiles import Quantiles
 from covey.scores import evaluate
 from covey.tables import text_table
@@ -60,6 +61,8 @@ def export(args: Sequence[str]) -> int:
     own = parse_one(
         "covey export", ExportFlags, args, about="Write a trained run as one file that answers without covey."
     )
+    if own.out is not None and Path(own.out).suffix != f".{own.to}":
+        raise OptionError(f"--out names a file that ends in .{own.to}, as --to says; got {own.out}.")
     folder = run.existing(own.folder)
     record = run.read_settings(folder)["record"]
     ensemble = run.read_calibrated(folder, own.network)

@@ -123,6 +123,12 @@ class Recipe:
                     "average, ema and the best epoch (keep='best', patience) are different answers of a run; "
                     "ask for one."
                 )
+        if self.schedule.warmup > self.epochs:
+            raise OptionError(
+                f"schedule.warmup is part of the training, which has {counted(self.epochs, 'epoch')}; got "
+                f"{self.schedule.warmup:g}, before which the learning rate would not be reached.",
+                setting="schedule.warmup",
+            )
         if not -(2**63) <= self.seed < 2**63:
             raise OptionError(f"seed is a whole number of at most 64 bits; got {self.seed}.", setting="seed")
         check_least("decay", self.decay, 0)
