@@ -274,7 +274,7 @@ def test_odd_values_are_plain_or_refused(tmp_path: Path) -> None:
         covey.Layout.of([body], own=(), facts={"n": {1}})  # type: ignore[list-item]
     with pytest.raises(StoreError, match="a torch.nn.Module, or a list of them"):
         covey.load(tmp_path, nn.Linear)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="task is one of"):
+    with pytest.raises(OptionError, match="task is a task's name"):
         covey.convert(net, covey.DeepEnsemble(), task=["a"])  # type: ignore[arg-type]
     for name in ("a/b", "x,y", "-x", "a\nb"):
         with pytest.raises(OptionError, match="lower case words"):

@@ -20,13 +20,9 @@ PARTS = {
 }
 
 
-SLOW = ("answers", "training")  # half a minute each
-
-
+@pytest.mark.slow  # half a minute each
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=pytest.mark.slow if part in SLOW else ()) for part in PARTS]
-)
+@pytest.mark.parametrize("part", PARTS)
 def test_it_holds_on_a_device_that_is_not_the_cpu(part: str) -> None:
     file, chosen = PARTS[part]
     command = [

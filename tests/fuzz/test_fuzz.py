@@ -80,8 +80,14 @@ def test_whatever_a_text_holds_is_json_or_a_clear_error(text: str) -> None:
             "arrays",
             "weights",
         ],
-        ["run.py", "--tries", "60", "--seed", "6", "--only", "runs", "checkpoints", "archives"],
-        ["kill.py", "--kills", "6", "--seed", "7", "--only", "swag", "late-phase copies"],
+        pytest.param(
+            ["run.py", "--tries", "60", "--seed", "6", "--only", "runs", "checkpoints", "archives"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["kill.py", "--kills", "6", "--seed", "7", "--only", "swag", "late-phase copies"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_part_of_the_tools_finds_nothing(words: list[str]) -> None:

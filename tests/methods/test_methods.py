@@ -65,7 +65,7 @@ def test_rank_one_starts_as_asked() -> None:
     assert (vectors["lr"], vectors["weight_decay"]) == (0.025, 0.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 300), st.integers(2, 8), st.sampled_from([1.5, 2.0, 3.0]), st.integers(0, 1000))
 def test_masks_have_the_promised_shape(features: int, members: int, scale: float, seed: int) -> None:
     masks = draw_masks(features, members, scale, seed)

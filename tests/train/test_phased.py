@@ -114,16 +114,14 @@ def test_weights_from_a_file(tmp_path, capsys):
     data = covey.data.load("digits")
     trained = zoo.create("convnet", classes=10, channels=1, image_size=8)
     save_file(trained.state_dict(), tmp_path / "network.safetensors")
-    made = Network(network="convnet", weights=str(tmp_path / "network.safetensors"))
-    torch.testing.assert_close(made.build(data, loss="auto", seed=5).state_dict(), trained.state_dict())
+    stored, recipe = str(tmp_path / "network.safetensors"), covey.Recipe(seed=5)
+    made = Network(network="convnet", weights=stored).build(data, recipe)
+    torch.testing.assert_close(made.state_dict(), trained.state_dict())
     with pytest.raises(OptionError, match=r"a .safetensors file or the folder of a run"):
-        Network(network="convnet", weights="network.pt").build(data, loss="auto", seed=0)
-    with pytest.raises(StoreError, match="weights cannot be read"):
-        Network(network="mlp", weights=str(tmp_path / "network.safetensors")).build(data, loss="auto", seed=0)
-    with pytest.raises(StoreError, match="weights cannot be read"):
-        Network(network="mlp", weights=str(Path(tmp_path) / "none.safetensors")).build(
-            data, loss="auto", seed=0
-        )
+        Network(network="convnet", weights="network.pt").build(data, recipe)
+    for wrong in (stored, str(tmp_path / "none.safetensors")):
+        with pytest.raises(StoreError, match="weights cannot be read"):
+            Network(network="mlp", weights=wrong).build(data, recipe)
 
 
 def test_table_6_in_small(tmp_path):
