@@ -110,6 +110,12 @@ def test_every_method_learns(method):
     assert history.ended == "all 6 epochs are done"
 
 
+def test_how_members_answer_is_measured_where_each_learns_from_its_own_samples():
+    recipe = replace(LOOP, epochs=1, run="auto")
+    trained = fit(mlp(), blobs(), recipe, method=covey.MIMO(members=2, repeats=2), machine=QUIET).ensemble
+    assert "eval" in trained.measured
+
+
 def test_dropout_learns_and_answers_with_all_draws():
     history = fit(
         mlp(dropout=0.3), blobs(), replace(LOOP, epochs=6), method=covey.MCDropout(members=4), machine=QUIET

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from covey import registry
 from covey.combine import class_axis
-from covey.data import Data
+from covey.data import Augment, Data, train_batch
 from covey.data.container import IGNORED
 from covey.data.sources import Passing
 from covey.ensemble import Ensemble
@@ -237,11 +238,11 @@ def settle(job: Job, state: State) -> None:
     if job.recipe.run != "auto":
         ensemble.run = job.recipe.run
     piece = _pieces(job, state, state.consumed)[0]
-    for mode in ("train", "eval"):
+    for mode, attempt in (("train", _try), ("eval", _try_answer)):
         if ensemble.runs[mode] == "auto":
             ensemble.train(mode == "train")
             with torch.set_grad_enabled(mode == "train"):
-                _try(job, ensemble, piece)
+                attempt(job, ensemble, piece)
             if ensemble.runs[mode] == "auto":  # nothing was measured, since there is nothing to choose
                 ensemble.runs[mode] = "loop"
     ensemble.train()
@@ -377,13 +378,28 @@ def _pieces(job: Job, state: State, consumed: int) -> list[Microbatch]:
 
 def _try(job: Job, ensemble: Ensemble, piece: Microbatch) -> None:
     """Run a piece and leave no trace but the choice of how to run."""
+    with _statistics_kept(ensemble), random_state_kept(ensemble):
+        losses = run_piece(job, ensemble, piece)
+    if losses.shape != (len(piece.members),):
+        raise TrainingError(f"the loss should be one number a member; it has shape {tuple(losses.shape)}.")
+
+
+def _try_answer(job: Job, ensemble: Ensemble, piece: Microbatch) -> None:
+    """Likewise, in answering: there all members get the same inputs, whatever each of them learns from."""
+    rows = piece.indices if piece.indices.ndim == 1 else piece.indices[0]
+    inputs, _ = train_batch(job.data, rows, Augment(), seed=job.recipe.seed, epoch=piece.epoch)
+    args, kwargs = arguments(moved(inputs, job.fabric.device))
+    with _statistics_kept(ensemble), random_state_kept(ensemble), job.fabric.autocast():
+        ensemble(*args, members=piece.members, **kwargs)
+
+
+@contextmanager
+def _statistics_kept(ensemble: Ensemble) -> Iterator[None]:
+    """Running statistics are as before when the block ends."""
     before = {name: tensor.clone() for name, tensor in running(ensemble).items()}
     try:
-        with random_state_kept(ensemble):
-            losses = run_piece(job, ensemble, piece)
+        yield
     finally:
         with torch.no_grad():
             for name, tensor in running(ensemble).items():
                 tensor.copy_(before[name])
-    if losses.shape != (len(piece.members),):
-        raise TrainingError(f"the loss should be one number a member; it has shape {tuple(losses.shape)}.")
