@@ -86,7 +86,10 @@ def page(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile_pages(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Reports of stored runs with a hostile text, by where that text is; "everywhere" has all of them."""
+    """Reports of stored runs with a hostile text, by where that text is; "everywhere" has all of them.
+
+    It takes half a minute in each process of the tests, so its tests are slow.
+    """
     folder = tmp_path_factory.mktemp("hostile")
     run = make_runs((0, 1, 2))[3]
     pages = {}

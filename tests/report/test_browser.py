@@ -71,7 +71,7 @@ def test_sorting_by_mouse_and_keyboard(browser: Any, page: Path) -> None:
     assert "Sorted by Method" in browser.find_element("id", "status").get_attribute("textContent")
 
 
-@pytest.mark.slow  # the pages of hostile runs are made once in each process of the tests
+@pytest.mark.slow  # see `hostile_pages`
 def test_no_text_becomes_a_script(browser: Any, hostile_pages: dict[str, Path]) -> None:
     for where, file in hostile_pages.items():
         browser.get("about:blank")

@@ -22,6 +22,7 @@ from covey.report.style import Figure, label, slug
 from covey.report.svg import Drawings
 
 
+@pytest.mark.slow  # see `hostile_pages`
 def test_a_hostile_text_makes_no_element_attribute_or_address(
     hostile_pages: dict[str, Path], page: Path
 ) -> None:
@@ -41,6 +42,7 @@ def test_a_hostile_text_makes_no_element_attribute_or_address(
                     assert tag != "a" or value.startswith("#"), (where, value)
 
 
+@pytest.mark.slow  # see `hostile_pages`
 def test_a_hostile_text_is_shown_as_it_is(hostile_pages: dict[str, Path]) -> None:
     shown = " ".join(Page(hostile_pages["method"].read_text()).text("span").split())
     assert " ".join(HOSTILE.split()) in shown
@@ -49,6 +51,7 @@ def test_a_hostile_text_is_shown_as_it_is(hostile_pages: dict[str, Path]) -> Non
     assert '<script>document.title="owned"</script>' in title
 
 
+@pytest.mark.slow  # see `hostile_pages`
 def test_the_policy_names_covey_s_own_style_and_script(page: Path, hostile_pages: dict[str, Path]) -> None:
     for file in (page, *hostile_pages.values()):
         found = Page(file.read_text())
@@ -84,6 +87,7 @@ def test_markdown_shows_texts_as_they_are() -> None:
     assert [token.type for token in table].count("td_open") == 2
 
 
+@pytest.mark.slow  # see `hostile_pages`
 def test_markdown_twin_of_a_hostile_run(hostile_pages: dict[str, Path]) -> None:
     for where, file in hostile_pages.items():
         text = (file.parent / "report.md").read_text()

@@ -365,6 +365,7 @@ def test_stopped_around_the_start_and_resumed_is_bit_identical(tmp_path, monkeyp
         assert torch.equal(resumed.ensemble.state_dict()[name], tensor), name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_killed_at_random_moments_ends_bit_identical(tmp_path):
     if "COVEY_ALONE" not in os.environ:
