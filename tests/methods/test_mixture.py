@@ -12,7 +12,8 @@ import covey
 from covey import registry
 from covey.methods.mixture import allocate
 from covey.networks.anatomy import Anatomy, examine
-from covey.parts.templates import Bank, FlatBank, Templates
+from covey.parts.banks import Bank, FlatBank
+from covey.parts.templates import Templates
 
 GROUPED = 7 * (230_400 + 921_600 + 3_686_400)  # 21 layers of WRN-28-10 in three groups
 PLAIN = 2_586_032  # layers that stand alone in their shape, but for the head

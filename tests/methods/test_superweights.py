@@ -16,7 +16,8 @@ from covey.methods.superweights import SuperWeights
 from covey.methods.superweights.refinement import layer_gradients, similarity
 from covey.networks.anatomy import examine
 from covey.papers.presets import PRESETS
-from covey.parts.templates import FlatBank, Templates
+from covey.parts.banks import FlatBank
+from covey.parts.templates import Templates
 
 
 class Net(nn.Module):

@@ -30,10 +30,11 @@ from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes, is_norm, owner_of
 from covey.options import check_choice, check_least
+from covey.parts.banks import BankSpec, Piece, fan_in
 from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.plain import Replicated
 from covey.parts.template_method import Draft, TemplateMethod
-from covey.parts.templates import BankSpec, Makeup, Piece, Templates, fan_in
+from covey.parts.templates import Makeup, Templates
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,11 @@ from covey.layout import Layout
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
 from covey.options import check_choice, check_whole
+from covey.parts.banks import BankSpec, Piece, fan_in, flat_bank
 from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.plain import Replicated
 from covey.parts.template_method import Draft, TemplateMethod
-from covey.parts.templates import BankSpec, Makeup, Piece, fan_in, flat_bank
+from covey.parts.templates import Makeup
 
 
 @dataclass(frozen=True, kw_only=True)

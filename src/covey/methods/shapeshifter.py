@@ -18,9 +18,10 @@ from covey.errors import OptionError
 from covey.methods.superweights.clusters import depth_bins
 from covey.networks.anatomy import Anatomy
 from covey.options import check_whole
+from covey.parts.banks import BankSpec, fan_in, flat_bank
 from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.template_method import Draft, TemplateMethod
-from covey.parts.templates import BankSpec, Makeup, fan_in, flat_bank
+from covey.parts.templates import Makeup
 
 Group = list[tuple[int, str]]
 """Layers that share a vector: the number of the network and the tensor's name."""

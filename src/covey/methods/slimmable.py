@@ -26,8 +26,8 @@ from covey.networks.anatomy import Anatomy
 from covey.networks.layers import norms
 from covey.options import check_choice, check_whole
 from covey.parameterization import Group, Parameterization
+from covey.parts.banks import corner
 from covey.parts.plain import Separate
-from covey.parts.templates import corner
 from covey.tensors import Tensors, scale_gradient
 
 if TYPE_CHECKING:

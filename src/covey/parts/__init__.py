@@ -17,9 +17,10 @@ A part's `note(name)` is what the coverage table says of a tensor; `Layout.notes
 
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
+from covey.parts.banks import Bank, BankSpec, FlatBank, Piece
 from covey.parts.plain import RankOne, Replicated, Separate, Shared, assemble, rows, stack
 from covey.parts.template_method import Draft, TemplateMethod
-from covey.parts.templates import Bank, BankSpec, FlatBank, Makeup, Piece, Templates
+from covey.parts.templates import Makeup, Templates
 from covey.tensors import Tensors, scale_gradient
 
 __all__ = [

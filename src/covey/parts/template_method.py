@@ -20,6 +20,7 @@ from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Where
 from covey.options import check_least
 from covey.parameterization import Parameterization
+from covey.parts.banks import BankSpec
 from covey.parts.budget import (
     Budget,
     TooSmallError,
@@ -30,7 +31,7 @@ from covey.parts.budget import (
     unused,
 )
 from covey.parts.plain import Replicated, Separate, assemble
-from covey.parts.templates import BankSpec, Makeup, Templates
+from covey.parts.templates import Makeup, Templates
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -28,7 +28,8 @@ from covey.train.history import History
 from covey.train.launching import launched
 from covey.train.longer import with_more_epochs
 from covey.train.optimizer import carry, make_schedule, set_lr
-from covey.train.prepare import Own, check_state, has_validation, make_job, settle
+from covey.train.own import Own
+from covey.train.prepare import check_state, has_validation, make_job, settle
 from covey.train.recipe import Machine, Recipe
 from covey.train.state import Job, State
 from covey.train.steps import STEPS

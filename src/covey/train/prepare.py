@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from covey import registry
 from covey.combine import class_axis
@@ -32,7 +31,7 @@ from covey.train import checkpoint
 from covey.train.alone import Alone
 from covey.train.averaging import averaged
 from covey.train.batches import PLANS, Microbatch, check_plan, microbatches, stream_of
-from covey.train.callbacks import check_callbacks
+from covey.train.own import Own
 from covey.train.phases import device_of, example, phases_of
 from covey.train.recipe import Machine, Recipe
 from covey.train.samples import check_labels
@@ -47,39 +46,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("covey")
-
-
-@dataclass(frozen=True)
-class Own:
-    """What the user brings of training: a loss, an optimiser, a schedule, callbacks. See `covey.fit`."""
-
-    loss: OwnLoss | None = None
-    optimizer: Callable[[Any], Optimizer] | None = None
-    schedule: Callable[[Optimizer, int], Any] | None = None
-    callbacks: Sequence[Any] = ()
-
-    def check(self, data: Data, recipe: Recipe) -> None:
-        """Refuse what is none of these, and what does not go together."""
-        for name in ("loss", "optimizer", "schedule"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise OptionError(
-                    f"{name} is a function of your own; got {value!r}. Those that covey has are chosen in "
-                    f"Recipe({name}=...)."
-                )
-        check_callbacks(self.callbacks)
-        if self.loss is None:
-            return
-        if data.class_weights is not None:
-            raise OptionError(
-                "class_weight is for covey's losses; a loss of your own takes its own, or sample_weight."
-            )
-        recipe_says = recipe.loss != "auto" or recipe.smoothing or recipe.ignore_index is not None
-        if recipe_says or recipe.levels not in (None, self.loss):
-            raise OptionError(
-                "loss= is a function of your own, so the recipe's loss, quantiles, smoothing and ignore_index have no "
-                "meaning; leave them out."
-            )
 
 
 def make_job(

@@ -17,7 +17,8 @@ from covey.losses import loss, loss_of
 from covey.methods.superweights.clusters import greedy_groups
 from covey.networks.calls import arguments
 from covey.networks.initial import fresh
-from covey.parts.templates import Bank, FlatBank, Piece, Templates, corner, flat_step
+from covey.parts.banks import Bank, FlatBank, Piece, corner, flat_step
+from covey.parts.templates import Templates
 
 Key = tuple[int, str]  # member and tensor name
 

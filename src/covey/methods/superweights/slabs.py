@@ -12,9 +12,10 @@ from covey.methods.superweights.clusters import Slab, allocate, cut, depth_bins,
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Where
 from covey.parameterization import places
+from covey.parts.banks import BankSpec, Piece, fan_in, flat_step
 from covey.parts.budget import TooSmallError, fixed_cost, layers_of, own_names
 from covey.parts.template_method import Draft
-from covey.parts.templates import BankSpec, Makeup, Piece, fan_in, flat_step
+from covey.parts.templates import Makeup
 
 
 @dataclass(frozen=True)
