@@ -11,7 +11,6 @@ answer depends on how often they were called, are compared like any others.
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import Arguments, pick
 from covey.networks.constants import kept_tensors
+from covey.networks.copies import duplicate
 from covey.networks.held import Held
 from covey.seeds import random_state_kept, reseed
 
@@ -58,7 +58,7 @@ def check(
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
     with torch.no_grad(), _same_random_state_after(ensemble):
-        trial = _Trial(copy.deepcopy(ensemble), tuple(members), example, precision)
+        trial = _Trial(duplicate(ensemble), tuple(members), example, precision)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
 

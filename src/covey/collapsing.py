@@ -15,7 +15,7 @@ from covey.parameterization import Parameterization
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble
-from covey.networks.layers import filled
+from covey.networks.copies import filled
 
 
 @torch.no_grad()

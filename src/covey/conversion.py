@@ -16,7 +16,8 @@ from covey.losses import loss_of
 from covey.method import Method, Training
 from covey.networks.anatomy import Anatomy, examine
 from covey.networks.calls import Output
-from covey.networks.layers import Where, hollow
+from covey.networks.copies import hollow
+from covey.networks.layers import Where
 from covey.networks.refusals import check_network
 from covey.quantiles import Quantiles
 from covey.seeds import random_state_kept

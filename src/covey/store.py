@@ -40,7 +40,7 @@ from covey.layout import Layout
 from covey.losses import loss_of
 from covey.networks.anatomy import Anatomy, listing, recalled
 from covey.networks.constants import first_other
-from covey.networks.layers import hollow
+from covey.networks.copies import hollow
 from covey.run import WAYS
 from covey.schema import (
     LARGEST,

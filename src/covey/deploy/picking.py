@@ -10,7 +10,7 @@ import torch
 from covey.ensemble import Ensemble
 from covey.errors import CoveyError, OptionError
 from covey.methods.replicate import DeepEnsemble
-from covey.networks.layers import hollow
+from covey.networks.copies import hollow
 from covey.seeds import random_state_kept
 from covey.trainings.trajectory import gathered
 

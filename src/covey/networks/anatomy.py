@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,9 @@ from torch.utils._pytree import tree_map
 from covey.errors import ConversionError
 from covey.networks.calls import Arguments, Output, arguments, pick
 from covey.networks.constants import Print, drop_caches, prints
+from covey.networks.copies import copied, duplicate
 from covey.networks.held import held
-from covey.networks.layers import Axes, Where, axes, canonical, copied, origin_of, owner_of, select, ties
+from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
 from covey.networks.refusals import check_keywords
 from covey.networks.trace import Trace, trace
 from covey.seeds import random_state_kept
@@ -219,7 +219,7 @@ def _run_of_a_copy(
     network: nn.Module, mode: bool, args: tuple, kwargs: dict[str, Any], output: Output
 ) -> tuple[Trace, set[str]]:
     """What a copy did, and the buffers that moved. The copy is gone when this returns: it may be large."""
-    twin = copy.deepcopy(network).train(mode)
+    twin = duplicate(network).train(mode)
     before = dict(twin.named_buffers())
     unregistered = _unregistered(twin)
     own_args, own_kwargs = tree_map(_copied, (args, kwargs))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.networks.calls import Arguments
+from covey.networks.copies import duplicate
 from covey.networks.held import Held, held
 from covey.seeds import random_state_kept
 
@@ -42,7 +43,7 @@ def drop_caches(network: nn.Module, paths: Iterable[str], given: Arguments) -> l
 
 def _comes_back(network: nn.Module, path: str, given: Arguments, mode: bool) -> bool:
     """Whether a tensor that is removed is there again, with the same values, after a forward pass."""
-    twin = copy.deepcopy(network).train(mode)
+    twin = duplicate(network).train(mode)
     before = kept_tensors(twin).get(path)
     if before is None or not _remove(before):
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from covey import zoo
 from covey.errors import ConversionError
+from covey.networks.copies import duplicate
 from covey.networks.layers import canonical, origin_of
 
 Factory = Callable[[], nn.Module]
@@ -26,7 +26,7 @@ def fresh(network: nn.Module, factory: Factory | None = None) -> nn.Module:
     """
     like = next(network.parameters())
     if like.device.type == "meta":
-        return copy.deepcopy(network)
+        return duplicate(network)
     if factory is not None:
         made = factory().to(like)
         difference = _difference(network, made)
@@ -36,7 +36,7 @@ def fresh(network: nn.Module, factory: Factory | None = None) -> nn.Module:
     from_zoo = _from_zoo(network)
     if from_zoo is not None:
         return from_zoo.to(like)
-    made = copy.deepcopy(network)
+    made = duplicate(network)
     reset = _resetting(made)
     for restart in reset.values():
         restart()

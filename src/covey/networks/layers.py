@@ -6,15 +6,12 @@ module used twice) goes by the first of them.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from covey.errors import ConversionError, suggest
 
@@ -189,42 +186,6 @@ def _named(part: str, names: Mapping[str, str], option: str) -> set[str]:
             f"{option}={part!r} matches none of the network's {len(names)} parameters{suggest(part, names)}."
         )
     return found
-
-
-class _Detaching(TorchFunctionMode):
-    """Lets tensors be copied that were computed from others: an activation kept, a weight that a hook computes."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
-            args = (args[0].detach(), *args[1:])
-        return func(*args, **(kwargs or {}))
-
-
-def copied(network: nn.Module) -> nn.Module:
-    """A copy of the network; tensors in it that were computed from others are copied without their history."""
-    with _Detaching():
-        return copy.deepcopy(network)
-
-
-def hollow(network: nn.Module) -> nn.Module:
-    """A copy of the network whose parameters and buffers have shapes but no memory; ties are kept."""
-    twins: dict[int, object] = {}
-    for tensor in [*network.parameters(), *network.buffers()]:
-        twin = torch.empty_like(tensor, device="meta", requires_grad=False)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        twins[id(tensor)] = nn.Parameter(twin, tensor.requires_grad) if is_parameter else twin
-    return copy.deepcopy(network, twins)
-
-
-def filled(skeleton: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A plain network: a copy of the skeleton that holds copies of the given tensors; ties are kept."""
-    memo: dict[int, object] = {}
-    for name, twin in [*skeleton.named_parameters(), *skeleton.named_buffers()]:
-        value = tensors[name].detach().clone()
-        memo[id(twin)] = nn.Parameter(value, twin.requires_grad) if isinstance(twin, nn.Parameter) else value
-    return copy.deepcopy(skeleton, memo)
 
 
 def origin_of(network: nn.Module) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError
-from covey.networks.layers import copied
+from covey.networks.copies import copied
 from covey.networks.modes import modes_kept
 from covey.seeds import random_state_kept
 from covey.surgery.source import failure, module_names

@@ -7,7 +7,6 @@ A stored ensemble keeps its edits, so loading needs the original architecture on
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError, suggest
+from covey.networks.copies import duplicate
 from covey.surgery.torch_internals import (
     batch_norm_class,
     convolution_class,
@@ -44,7 +44,7 @@ def apply_edits(network: nn.Module, edits: Edits) -> nn.Module:
         _check_tensor(name, shape, tensors)
         tensor = tensors[name]
         memo[id(tensor)] = _resized(tensor, shape)
-    narrow = copy.deepcopy(network, memo)
+    narrow = duplicate(network, memo)
     for path, attributes in edits["attributes"].items():
         module = narrow.get_submodule(path)
         for name, value in attributes.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError
-from covey.networks.layers import hollow
+from covey.networks.copies import hollow
 from covey.surgery.attributes import as_tuple, attributes, counts_groups, counts_heads
 from covey.surgery.errors import TorchChangedError
 from covey.surgery.functions import Following

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.networks.layers import hollow
+from covey.networks.copies import hollow
 from covey.surgery.edits import Edits, apply_edits
 from covey.surgery.torch_internals import (
     convolution_class,
