@@ -12,103 +12,24 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
-from covey.cli import results as stored
+from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
+from verdicts import budgets, verdicts
+
 from covey.files import write_text
 from covey.report.style import PAPER, SOFT, blank, finish, looks, styled
 
-ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+DOCS = ROOT / "docs"
 FIGURES: dict[Path, str] = {}  # drawn on the way, and written with the pages
 PLACE = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n).*?(<!-- end of (?P=name) -->)", re.DOTALL)
-
-
-@dataclass
-class Row:
-    """All runs of one method on one set of data, over their repetitions."""
-
-    label: str
-    runs: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def values(self, *path: str) -> list[float]:
-        """A number of each run, by the keys that lead to it; runs that do not have it are left out."""
-        found = []
-        for run in self.runs:
-            value: Any = run
-            for key in path:
-                value = value.get(key) if isinstance(value, Mapping) else None
-            if value is not None:
-                found.append(float(value))
-        return found
-
-    def mean(self, *path: str) -> float:
-        """Over repetitions; NaN where there is none."""
-        values = self.values(*path)
-        return fmean(values) if values else float("nan")
-
-    def cell(self, *path: str, digits: int = 3, percent: bool = False) -> str:
-        """Mean and standard deviation as a table has them."""
-        values = [100 * value if percent else value for value in self.values(*path)]
-        if not values:
-            return "-"
-        mean = f"{fmean(values):.{digits}f}"
-        return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
-
-
-def rows(found: Mapping[str, Any]) -> dict[str, Row]:
-    """A results file's runs by their labels."""
-    table: dict[str, Row] = {}
-    for run in found["runs"]:
-        table.setdefault(run["label"], Row(run["label"])).runs.append(run)
-    return table
-
-
-def read(name: str) -> Mapping[str, Any] | None:
-    """A file of results, if it is there."""
-    path = RESULTS / f"{name}.json"
-    return stored.read(path) if path.exists() else None
-
-
-def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; all but the first column are numbers."""
-    head = f"| {' | '.join(headings)} |"
-    rule = f"| --- |{' ---: |' * (len(headings) - 1)}"
-    return "\n".join([head, rule, *(f"| {' | '.join(line)} |" for line in lines)])
-
-
-def origin(found: Mapping[str, Any]) -> str:
-    """Where numbers come from, in a sentence."""
-    versions = found["versions"]
-    done, planned = len(found["runs"]), found["planned"]
-    whole = "all runs" if done == planned else f"{done} of {planned} runs so far"
-    return (
-        f"`{found['command']}`, {whole}, written {found['written']} with covey {versions['covey']} and torch "
-        f"{versions['torch'].partition('+')[0]}."
-    )
-
-
-def waiting(name: str) -> str:
-    """What a page says where there are no results yet."""
-    return f"*Not run yet: `covey reproduce {name} --results results`.*"
 
 
 # --- the promise: score against cost on Fashion-MNIST ------------------------------------------------------
 
 PROMISE = "promise-fashion-mnist"
-WORDS = {
-    "single": "single network",
-    "single network_option=[width=22]": "single, 1.4 times as wide",
-    "single network_option=[width=32]": "single, twice as wide",
-    "mc-dropout p=0.1 after=[stages.0 stages.1 stages.2 stages.3]": "mc-dropout",
-    "late-phase collapse=false": "late-phase, members kept",
-    "low-rank base=1.0": "low-rank, base trained",
-    "shared-low-rank base=1.0": "shared-low-rank, base trained",
-}
 
 
 def promise_table() -> str:
@@ -419,6 +340,8 @@ def regressions() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "promise": promise_table,
     "promise-figure": promise_figure,
+    "verdicts": lambda: verdicts(PROMISE),
+    "budgets": lambda: budgets(PROMISE),
     "tables": tables,
     "convnet": convnet,
     "regressions": regressions,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture(autouse=True)
+def _benchmarks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
 def pages():
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "benchmarks" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pages"] = module  # where dataclasses look for the types of their fields
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("pages")
 
 
 def test_no_number_on_a_page_differs_from_the_results() -> None:
@@ -46,3 +44,51 @@ def test_means_and_deviations_over_repetitions() -> None:
     assert row.cell("scores", "nll", digits=2) == "0.60 ± 0.14"
     assert row.mean("scores", "nll") == pytest.approx(0.6)
     assert row.cell("scores", "ece") == "-"
+
+
+def _run(label: str, repeat: int, cost: float, nll: float) -> dict:
+    return {
+        "label": label,
+        "repeat": repeat,
+        "cost": {"multiply_adds": cost, "stored": cost},
+        "scores": {"ensemble": {"nll": nll, "accuracy": 0.5}},
+    }
+
+
+def _table(nlls: list[float]):
+    made = importlib.import_module("verdicts")
+    runs = [_run("single", k, 1.0, 0.5) for k in range(len(nlls))]
+    runs += [_run("single width=2", k, 4.0, 0.3) for k in range(len(nlls))]
+    runs += [_run("packed", k, 2.0, nll) for k, nll in enumerate(nlls)]
+    return made, made.rows({"runs": runs})
+
+
+def test_a_method_is_held_against_a_single_network_of_its_multiply_adds() -> None:
+    made, table = _table([0.35, 0.38])
+    # half way between 1 and 4 in powers of two a single network has 0.4
+    assert made.gains(table["packed"], table, made.SCORES[0]) == pytest.approx([0.05, 0.02])
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"), [([0.05], 0), ([0.05, 0.0501], 1), ([-0.05, -0.0501], -1), ([0.05, -0.04], 0)]
+)
+def test_only_what_a_paired_test_tells_from_chance_is_sure(found: list[float], verdict: int) -> None:
+    made = importlib.import_module("verdicts")
+    assert made.sure(found) == verdict
+
+
+def test_what_does_not_fit_a_budget_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = _table([0.35])
+    runs = [_run("single", 0, 1.0, 0.5), _run("packed", 0, 1.0, 0.4), _run("deep-ensemble", 0, 4.0, 0.3)]
+    found = {
+        "runs": runs,
+        "planned": 3,
+        "command": "c",
+        "written": "today",
+        "versions": {"covey": "0", "torch": "2"},
+    }
+    monkeypatch.setattr(made, "read", lambda name: found)
+    lines = made.budgets("any").splitlines()
+    assert "| packed (0.400, 50.0 %) |" in lines[2]
+    assert "deep-ensemble" not in lines[2]
+    assert "| deep-ensemble (0.300, 50.0 %) |" in lines[-3]

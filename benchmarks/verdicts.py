@@ -1,0 +1,160 @@
+"""What follows from the scores of "Does it work?": which method is worth its cost, and which to take for a budget.
+
+A method is held against a single network of the *same* multiply-adds, read off the curve of single networks of three
+widths, seed by seed. A gain counts if a paired t-test over seeds tells it from chance; one seed cannot tell anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2, nan
+from statistics import fmean, stdev
+
+import numpy as np
+from result_rows import WORDS, Row, markdown, origin, read, rows, waiting
+from scipy import stats
+
+CONFIDENCE = 0.95
+AUROC = ("scores", "ood", "mean", "entropy", "auroc")
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score by which methods are judged.
+
+    Args:
+        words: its name on the page.
+        path: where a run has it.
+        sign: 1 if more is better, -1 if less.
+        scale: what it is multiplied with on the page.
+        digits: how many are printed.
+    """
+
+    words: str
+    path: tuple[str, ...]
+    sign: int = 1
+    scale: float = 1.0
+    digits: int = 1
+
+
+SCORES = (
+    Score("NLL", ("scores", "ensemble", "nll"), sign=-1, digits=3),
+    Score("accuracy", ("scores", "ensemble", "accuracy"), scale=100),
+    Score("OOD AUROC", AUROC, scale=100),
+)
+
+
+def verdicts(name: str) -> str:
+    """Every method's gain over a single network of the same multiply-adds, and what of it is more than chance."""
+    found = read(name)
+    if found is None:
+        return waiting(name)
+    table = rows(found)
+    if len(_widths(table)) < 2:
+        return waiting(name)
+    judged = [row for label, row in table.items() if not label.startswith("single")]
+    judged.sort(key=lambda row: -_mean(gains(row, table, SCORES[0])))
+    lines = []
+    for row in judged:
+        each = {score.words: gains(row, table, score) for score in SCORES}
+        cells = [_gain(each[score.words], score) for score in SCORES]
+        lines.append([WORDS.get(row.label, row.label), str(len(row.runs)), *cells, _verdict(each)])
+    headings = ["method", "seeds", *(f"{score.words} gained" for score in SCORES), "beyond chance"]
+    return f"{markdown(headings, lines)}\n\n{origin(found)}"
+
+
+def gains(row: Row, table: Mapping[str, Row], score: Score) -> list[float]:
+    """By how much a method beats a single network of its multiply-adds, seed by seed; positive is better."""
+    cost = row.mean("cost", "multiply_adds")
+    found = []
+    for run in row.runs:
+        own = Row("", [run]).mean(*score.path)
+        base = _on_the_curve(table, score, cost, run["repeat"])
+        if own == own and base == base:  # both are known
+            found.append(score.sign * score.scale * (own - base))
+    return found
+
+
+def _widths(table: Mapping[str, Row]) -> list[Row]:
+    singles = [row for label, row in table.items() if label.startswith("single")]
+    return sorted(singles, key=lambda row: row.mean("cost", "multiply_adds"))
+
+
+def _on_the_curve(table: Mapping[str, Row], score: Score, cost: float, repeat: int) -> float:
+    """What a single network of this many multiply-adds would score; the widest stands for all that is wider."""
+    costs, scores = [], []
+    for row in _widths(table):
+        same = [run for run in row.runs if run["repeat"] == repeat]
+        if same:
+            costs.append(log2(row.mean("cost", "multiply_adds")))
+            scores.append(Row("", same).mean(*score.path))
+    return float(np.interp(log2(cost), costs, scores)) if costs else nan
+
+
+def _mean(found: list[float]) -> float:
+    return fmean(found) if found else nan
+
+
+def _gain(found: list[float], score: Score) -> str:
+    if not found:
+        return "-"
+    mean = f"{fmean(found):+.{score.digits}f}"
+    return mean if len(found) == 1 else f"{mean} ± {stdev(found):.{score.digits}f}"
+
+
+def _verdict(each: Mapping[str, list[float]]) -> str:
+    if all(len(found) < 2 for found in each.values()):
+        return "one seed cannot tell"
+    better = [words for words, found in each.items() if sure(found) > 0]
+    worse = [words for words, found in each.items() if sure(found) < 0]
+    parts = [f"better in {', '.join(better)}"] if better else []
+    parts += [f"worse in {', '.join(worse)}"] if worse else []
+    return "; ".join(parts) or "nothing"
+
+
+def sure(found: list[float]) -> int:
+    """1 or -1 where a paired t-test tells a difference from chance; 0 where it does not, or cannot."""
+    if len(found) < 2:
+        return 0
+    margin = stats.t.ppf((1 + CONFIDENCE) / 2, len(found) - 1) * stdev(found) / len(found) ** 0.5
+    mean = fmean(found)
+    return 0 if abs(mean) <= margin else (1 if mean > 0 else -1)
+
+
+# --- which to take ----------------------------------------------------------------------------------------------
+
+ONE, FOUR = 1.1, 4.1  # networks, and a little for what members add
+BUDGETS = {
+    "one network's memory and multiply-adds": (ONE, ONE),
+    "one network's memory, four networks' multiply-adds": (ONE, FOUR),
+    "four networks' memory, one network's multiply-adds": (FOUR, ONE),
+    "four networks' memory and multiply-adds": (FOUR, FOUR),
+}
+
+
+def budgets(name: str) -> str:
+    """For each budget the methods with the best NLL in it, and the best single network that it can pay for."""
+    found = read(name)
+    if found is None:
+        return waiting(name)
+    table = rows(found)
+    lines = []
+    for words, (stored, work) in BUDGETS.items():
+        within = [row for row in table.values() if _fits(row, table["single"], stored, work)]
+        within.sort(key=lambda row: row.mean(*SCORES[0].path))
+        ensembles = [_named(row) for row in within if not row.label.startswith("single")]
+        singles = [_named(row) for row in within if row.label.startswith("single")]
+        lines.append([words, *(ensembles + ["-"] * 3)[:3], singles[0]])
+    headings = ["what prediction may cost", "best NLL", "second", "third", "best single network"]
+    return f"{markdown(headings, lines)}\n\n{origin(found)}"
+
+
+def _fits(row: Row, single: Row, stored: float, work: float) -> bool:
+    ratios = [row.mean("cost", cost) / single.mean("cost", cost) for cost in ("stored", "multiply_adds")]
+    return ratios[0] <= stored and ratios[1] <= work
+
+
+def _named(row: Row) -> str:
+    scores = f"{row.mean(*SCORES[0].path):.3f}, {100 * row.mean(*SCORES[1].path):.1f} %"
+    return f"{WORDS.get(row.label, row.label)} ({scores})"
