@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -193,3 +195,89 @@ def test_a_copy_and_another_precision_have_sums_of_their_own() -> None:
         assert theirs is not None
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-2, atol=1e-4)
+
+
+def parameters_of(ens: covey.Ensemble) -> dict[str, Tensor]:
+    return {name: p.detach().clone().requires_grad_() for name, p in ens.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["mixture", "shapeshifter"])
+def test_weights_are_made_again_of_the_tensors_of_the_forward_pass(name: str) -> None:
+    """functional_call puts other tensors in the ensemble for the forward pass alone, as MAML does."""
+    x, _ = images()
+    found = []
+    for ens in both(name):
+        ens.run = "loop"
+        ens.eval()
+        given = parameters_of(ens)
+        scaled = {key: 1.5 * tensor for key, tensor in given.items()}
+        outputs = torch.func.functional_call(ens, scaled, (x,))
+        found.append(torch.autograd.grad(outputs.square().mean(), list(given.values())))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
+
+
+def test_templates_that_change_before_the_backward_pass_are_refused() -> None:
+    x, y = images()
+    _, ens = both("shapeshifter")
+    ens.run = "loop"
+    templates = [p for n, p in ens.train().named_parameters() if n.endswith("theta")]
+    for theta in templates:
+        theta.requires_grad_(False)
+    loss = ens.loss(x, y)
+    with torch.no_grad():
+        templates[-1].mul_(1.1)
+    with pytest.raises(covey.errors.TrainingError, match=r"changed since the forward pass.*recompute=False"):
+        loss.backward()
+
+
+def of_torch_func(ens: covey.Ensemble, x: Tensor) -> list[Tensor]:
+    def objective(given: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(ens, given, (x,)).square().mean()
+
+    return list(torch.func.grad(objective)(dict(ens.named_parameters())).values())
+
+
+def of_several_gradients_at_once(ens: covey.Ensemble, x: Tensor) -> list[Tensor]:
+    outputs = ens(x).mean(1).flatten()
+    each = torch.eye(len(outputs), dtype=outputs.dtype)
+    return list(torch.autograd.grad(outputs, list(ens.parameters()), each, is_grads_batched=True))
+
+
+def of_forward_mode(ens: covey.Ensemble, x: Tensor) -> list[Tensor]:
+    with torch.autograd.forward_ad.dual_level():
+        inputs = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        return [torch.autograd.forward_ad.unpack_dual(ens(inputs)).tangent]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, in forward mode
+@pytest.mark.parametrize("derive", [of_torch_func, of_several_gradients_at_once, of_forward_mode])
+@pytest.mark.parametrize("name", ["mixture", "shapeshifter"])
+def test_other_ways_to_derivatives(
+    name: str, derive: Callable[[covey.Ensemble, Tensor], list[Tensor]]
+) -> None:
+    x, _ = images()
+    found = []
+    for ens in both(name):
+        ens.run = "loop"
+        found.append(derive(ens.eval(), x))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+
+
+def test_another_threads_forward_pass_leaves_a_backward_pass_alone() -> None:
+    x, y = images()
+    _, ens = both("mixture")
+    ens.run = "loop"
+    ens.train()
+    ens.loss(x, y).backward()
+    expected = gradients(ens)
+    ens.zero_grad()
+
+    def run_elsewhere(gradient: Tensor) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(ens, x).result()
+
+    coefficients = [p for n, p in ens.named_parameters() if n.endswith("alpha")]
+    for alpha in coefficients:
+        alpha.register_hook(run_elsewhere)
+    ens.loss(x, y).backward()
+    torch.testing.assert_close(gradients(ens), expected)

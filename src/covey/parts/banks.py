@@ -125,26 +125,29 @@ class Bank(nn.Module):
         self.register_buffer("slots", slots, persistent=False)  # stands in the layout
         self._sums = Sums()
 
-    def coefficients(self, rows: Sequence[int]) -> Tensor:
-        """These rows, (len(rows), t)."""
-        alpha = self.alpha.flatten(0, -2)
-        return alpha[_index(rows, len(alpha))]
+    def coefficients(self, rows: Sequence[int], alpha: Tensor) -> Tensor:
+        """These rows of the coefficients, (len(rows), t)."""
+        flat = alpha.flatten(0, -2)
+        return flat[_index(rows, len(flat))]
 
     def blocks(self, pieces: Sequence[Piece], members: Sequence[int], gamma: float) -> list[Tensor]:
         """Each piece for these members, (len(members), *piece.shape), all in one product."""
-        made = self._mix(pieces, members) @ scale_gradient(self.theta, gamma).flatten(1)
+        made = self._mix(pieces, members, self.alpha) @ scale_gradient(self.theta, gamma).flatten(1)
         made = made.view(len(members), len(pieces), *self.theta.shape[1:])
         return [_cut(made[:, i], (len(members), *piece.shape)) for i, piece in enumerate(pieces)]
 
-    def alone(self, piece: Piece, k: int, gamma: float) -> Tensor:
-        """One piece of one member, (*piece.shape), whose gradient of the templates is summed in place."""
-        made = mixed(self, self._sums, self.theta, self._mix([piece], [k]), piece, gamma)
-        return _cut(made.view(self.theta.shape[1:]), piece.shape)
+    def alone(self, piece: Piece, k: int, gamma: float, theta: Tensor, alpha: Tensor) -> Tensor:
+        """One piece of one member, (*piece.shape), whose gradient of the templates is summed in place.
 
-    def _mix(self, pieces: Sequence[Piece], members: Sequence[int]) -> Tensor:
+        Templates and coefficients are the bank's, as they were when the member's forward pass began.
+        """
+        made = mixed(self, self._sums, theta, self._mix([piece], [k], alpha), piece, gamma)
+        return _cut(made.view(theta.shape[1:]), piece.shape)
+
+    def _mix(self, pieces: Sequence[Piece], members: Sequence[int], alpha: Tensor) -> Tensor:
         """Coefficients of all templates for each piece of each member, (len(members) * len(pieces), T)."""
         rows = [piece.rows[k] for k in members for piece in pieces]
-        mix = self.coefficients(rows)
+        mix = self.coefficients(rows, alpha)
         if self.slots is not None:
             slots = self.slots[_index(rows, len(self.slots))]
             mix = mix.new_zeros(len(rows), len(self.theta)).scatter(1, slots, mix)
@@ -177,14 +180,14 @@ class FlatBank(Bank):
         theta = scale_gradient(self.theta, gamma)
         made = []
         for piece in pieces:
-            mix = self.coefficients([piece.rows[k] for k in members]) * piece.scale
+            mix = self.coefficients([piece.rows[k] for k in members], self.alpha) * piece.scale
             made.append((mix @ self.read(theta, piece)).view(len(members), *piece.shape))
         return made
 
-    def alone(self, piece: Piece, k: int, gamma: float) -> Tensor:
+    def alone(self, piece: Piece, k: int, gamma: float, theta: Tensor, alpha: Tensor) -> Tensor:
         """One piece of one member, (*piece.shape), whose gradient of the vector is summed in place."""
-        mix = self.coefficients([piece.rows[k]]) * piece.scale
-        return mixed(self, self._sums, self.theta, mix, piece, gamma).view(piece.shape)
+        mix = self.coefficients([piece.rows[k]], alpha) * piece.scale
+        return mixed(self, self._sums, theta, mix, piece, gamma).view(piece.shape)
 
     def read(self, theta: Tensor, piece: Piece) -> Tensor:
         """The piece's templates, (t, size)."""

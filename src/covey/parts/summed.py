@@ -8,6 +8,7 @@ reaches when all layers are done, hands the sum over.
 from __future__ import annotations
 
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -25,32 +26,45 @@ class Readable(Protocol):
         ...
 
 
+class _Sum:
+    """The templates' gradient in one backward pass; None when it was handed over."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self.total: Tensor | None = torch.zeros_like(theta, memory_format=torch.contiguous_format)
+
+
 class Sums:
-    """The sums that are under way, one for each backward pass, and the anchor that hands them over."""
+    """The sums that are under way, one for each backward pass, and the anchor that hands them over.
+
+    A sum belongs to the nodes that added to it, so that one which is never handed over goes with its graph.
+    """
 
     def __init__(self) -> None:
-        self._totals: dict[int, Tensor] = {}
+        self._sums: WeakValueDictionary[int, _Sum] = WeakValueDictionary()
         self._anchor: tuple[Tensor, tuple, Tensor] | None = None
 
     def anchor(self, theta: Tensor) -> Tensor:
         """A number that all layers are given, so that what made it comes after them on the way back."""
-        if not _backward_pass_under_way():
-            self._totals.clear()  # what a pass left that did not reach the templates
         kind = (theta.dtype, theta.device, theta.shape)
         if self._anchor is None or self._anchor[0] is not theta or self._anchor[1] != kind:
             self._anchor = theta, kind, _Anchor.apply(theta, self)
         return self._anchor[2]
 
-    def total(self, theta: Tensor) -> Tensor:
-        """The sum of this backward pass, to add to."""
+    def present(self, theta: Tensor) -> _Sum:
+        """The sum of this backward pass, to add to and to hold."""
         number = torch._C._current_graph_task_id()
-        if number not in self._totals:
-            self._totals[number] = torch.zeros_like(theta, memory_format=torch.contiguous_format)
-        return self._totals[number]
+        found = self._sums.get(number)
+        if found is None:
+            found = self._sums[number] = _Sum(theta)
+        return found
 
     def take(self) -> Tensor | None:
         """The sum of this backward pass, which is nobody else's any more."""
-        return self._totals.pop(torch._C._current_graph_task_id(), None)
+        found = self._sums.pop(torch._C._current_graph_task_id(), None)
+        if found is None:
+            return None
+        total, found.total = found.total, None
+        return total
 
     def __deepcopy__(self, memo: Any) -> Sums:
         """Copies have graphs of their own."""
@@ -58,10 +72,6 @@ class Sums:
 
     def __reduce__(self) -> Any:
         return Sums, ()
-
-
-def _backward_pass_under_way() -> bool:
-    return torch._C._current_graph_task_id() != -1
 
 
 class _Anchor(torch.autograd.Function):
@@ -94,15 +104,26 @@ class _Mixed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         mix, theta = ctx.saved_tensors
-        templates = ctx.bank.read(theta, ctx.piece)
+        twice = torch.is_grad_enabled()
+        # A second derivative has no part in a sum in place, and a batch of gradients has a sum for each.
+        apart = twice or _batched(gradient)
+        with torch.set_grad_enabled(apart):
+            templates = ctx.bank.read(theta, ctx.piece)
         to_mix = gradient @ templates.T
         nothing = (None,) * 4
-        if torch.is_grad_enabled():  # for a second derivative, which a sum in place has no part in
+        if apart:
             own = ctx.gamma * (mix.T @ gradient)
-            (to_theta,) = torch.autograd.grad(templates, theta, own, create_graph=True)
+            (to_theta,) = torch.autograd.grad(templates, theta, own, create_graph=twice)
             return to_mix, to_theta, None, *nothing
-        ctx.bank.add_(ctx.sums.total(theta), ctx.piece, ctx.gamma * mix, gradient)
+        ctx.sum = ctx.sums.present(theta)
+        ctx.bank.add_(ctx.sum.total, ctx.piece, ctx.gamma * mix, gradient)
         return to_mix, None, gradient.new_zeros(()), *nothing
+
+
+def _batched(gradient: Tensor) -> bool:
+    """Whether it stands for several: of torch.func.vmap, or of `torch.autograd.grad(is_grads_batched=True)`."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient)
 
 
 def mixed(bank: Readable, sums: Sums, theta: Tensor, mix: Tensor, piece: Any, gamma: float) -> Tensor:

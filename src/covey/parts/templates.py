@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from covey.parameterization import Group, Parameterization, places
 from covey.parts.banks import Bank, Piece
@@ -94,8 +95,8 @@ class Templates(Parameterization):
 
     @property
     def acts(self) -> bool:  # type: ignore[override]
-        """In training, if weights are to be made layer by layer."""
-        return self.recomputes and torch.is_grad_enabled()
+        """In training, if weights are to be made layer by layer; torch's transforms know no such weights."""
+        return self.recomputes and torch.is_grad_enabled() and not _transformed()
 
     def own(self, members: Sequence[int]) -> dict[str, Tensor]:
         """Which members they are: all else is read when a layer runs."""
@@ -104,19 +105,22 @@ class Templates(Parameterization):
     def acting(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One member's tensors, each made when its layer runs."""
         network, row = self._places[int(own["member"])]
+        banks = self.named_banks()
         found: dict[str, Tensor] = {}
         for name, how in self.makeup[network].items():
-            like = self.named_banks()[how.pieces[0].bank].theta
-            found[name] = RecomputedWeight(how.shape, like, partial(self._one, how, row))
+            sources: list[Tensor] = []
+            for piece in how.pieces:
+                sources += banks[piece.bank].theta, banks[piece.bank].alpha
+            found[name] = RecomputedWeight(how.shape, sources, partial(self._one, how, row))
         return found
 
-    def _one(self, how: Makeup, row: int) -> Tensor:
-        """One tensor of one member."""
+    def _one(self, how: Makeup, row: int, sources: Sequence[Tensor]) -> Tensor:
+        """One tensor of one member, of the templates and coefficients of each piece."""
+        banks = self.named_banks()
         with self._in_full_precision():
             parts = []
-            for piece in how.pieces:
-                bank = self.named_banks()[piece.bank]
-                parts.append(bank.alone(piece, row, self.gamma)[None])
+            for piece, theta, alpha in zip(how.pieces, sources[::2], sources[1::2], strict=True):
+                parts.append(banks[piece.bank].alone(piece, row, self.gamma, theta, alpha)[None])
             return _filled(how, parts, 1)[0]
 
     def _in_full_precision(self) -> Any:
@@ -223,6 +227,11 @@ class Templates(Parameterization):
                 made[name] = _filled(how, parts, len(members))
                 del parts
         return {name: tensor[0] for name, tensor in made.items()} if alone else made
+
+
+def _transformed() -> bool:
+    """Whether one of torch.func's transforms or forward-mode differentiation is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def _filled(made: Makeup, parts: Sequence[Tensor], members: int) -> Tensor:
