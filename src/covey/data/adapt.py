@@ -14,17 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from covey.data.container import Data, Split, Task
+from covey.data.fields import NOTHING, Columns, check_lengths, collated
+from covey.data.indexed import Indexed
 from covey.data.load import load
-from covey.data.sources import (
-    NOTHING,
-    Columns,
-    Indexed,
-    Passing,
-    check_lengths,
-    collated,
-    left_alone,
-)
 from covey.data.splits import check_shares, digest, stratified
+from covey.data.streams import Passing, left_alone
 from covey.data.targets import COUNTED, TARGETS, task_of
 from covey.data.weights import with_class_weights, with_sample_weights
 from covey.errors import DataError, OptionError

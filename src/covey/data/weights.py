@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covey.data.container import Data
-from covey.data.sources import tensors
+from covey.data.fields import tensors
 from covey.errors import OptionError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from covey.data import Data, Split, adapt
 from covey.data.adapt import PART_NAMES, samples
 from covey.data.container import Normalisation
-from covey.data.sources import LABELS, Columns, tensors
+from covey.data.fields import LABELS, Columns, tensors
 from covey.errors import EvaluationError
 from covey.tensors import rows_of
 

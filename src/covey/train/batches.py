@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.data import Split, epoch_order
-from covey.data.sources import Passing
+from covey.data.streams import Passing
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
 from covey.seeds import generator_of, seed_of

@@ -16,7 +16,7 @@ from covey import registry
 from covey.combine import class_axis
 from covey.data import Augment, Data, train_batch
 from covey.data.container import IGNORED
-from covey.data.sources import Passing
+from covey.data.streams import Passing
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError, TrainingError
 from covey.losses import LossName, OwnLoss
