@@ -20,7 +20,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 
 from covey.cli import recipes
 from covey.cli import results as stored
-from covey.cli.compare import from_recipe, planned_runs
+from covey.cli.planned import from_recipe, planned_runs
 from covey.cli.settings import Dataset
 from covey.data import Data
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import covey
 from covey.cli import recipes
-from covey.cli.compare import PlannedRun, from_recipe, planned_runs
+from covey.cli.planned import PlannedRun, from_recipe, planned_runs
 from covey.cli.settings import parse_options
 from covey.deploy.benching import Form, forms, in_turns, measured, single
 from covey.deploy.tracing import Example

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.cli import recipes, run
-from covey.cli.compare import from_recipe, planned_runs
+from covey.cli.planned import from_recipe, planned_runs
 from covey.errors import StoreError
 from covey.files import write_text
 from covey.version import __version__

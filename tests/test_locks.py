@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import covey
-from covey.cli import compare, main
+from covey.cli import executing, main
+from covey.cli.planned import PlannedRun
 from covey.cli.settings import Settings
 from covey.data import Data, Split
 from covey.errors import StoreError
@@ -65,11 +66,11 @@ def test_everything_that_writes_into_a_run_waits_for_nobody_and_says_who_holds_i
         for command in (["train", "single", "--data", "digits", "--folder"], ["evaluate"]):
             assert main.main([*command, str(run)]) == 2
             assert f"is being written by process {holder.pid}" in capsys.readouterr().err
-        told = compare.do_run(compare.PlannedRun("a label", Settings(), run, 0))
+        told = executing.do_run(PlannedRun("a label", Settings(), run, 0))
         assert told is not None
         assert f"process {holder.pid}" in told
         with pytest.raises(StoreError, match="the comparison in .* is being written by process"):
-            compare.execute([], run)
+            executing.execute([], run)
         assert sorted(path.name for path in run.iterdir()) == [NAME]  # nothing was written
         holder.send_signal(signal.SIGKILL)
         holder.wait()

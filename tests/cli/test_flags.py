@@ -9,8 +9,8 @@ import torch
 
 from covey import zoo
 from covey.cli import recipes
-from covey.cli.compare import CompareFlags, from_recipe, planned_runs
 from covey.cli.main import main
+from covey.cli.planned import CompareFlags, from_recipe, planned_runs
 from covey.cli.reproduce import SIZES, hours
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import OptionError

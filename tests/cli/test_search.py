@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from covey.cli import search
-from covey.cli.compare import CompareFlags, planned_runs
 from covey.cli.flags import UsageError
 from covey.cli.main import main
+from covey.cli.planned import CompareFlags, planned_runs
 from covey.cli.settings import Dataset, Settings
 from covey.data import load
 from covey.store import load as load_ensemble

@@ -32,7 +32,7 @@ from starlette.testclient import TestClient
 import covey
 from covey import zoo
 from covey.cli import main, recipes, run
-from covey.cli.compare import from_recipe, planned_runs
+from covey.cli.planned import from_recipe, planned_runs
 from covey.cli.settings import trained
 from covey.data import Data, Split, load
 from covey.data.download import Remote, _place

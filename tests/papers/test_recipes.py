@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covey.cli import recipes
-from covey.cli.compare import PlannedRun, from_recipe, planned_runs
+from covey.cli.planned import PlannedRun, from_recipe, planned_runs
 from covey.methods.hypernetwork import Hypernetwork
 from covey.methods.superweights import SuperWeights
 from covey.trainings import FGE, Economical, LatePhase, Snapshot

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 import covey
 from covey import Economical, LatePhase, Recipe, zoo
 from covey.cli import recipes
-from covey.cli.compare import from_recipe, planned_runs
 from covey.cli.main import main
+from covey.cli.planned import from_recipe, planned_runs
 from covey.errors import OptionError, StoreError
 
 FILES = sorted(p.stem for p in recipes.folder().glob("paper[12]-*.toml"))

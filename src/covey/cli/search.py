@@ -18,8 +18,8 @@ import torch
 
 from covey import registry
 from covey.cli import run
-from covey.cli.compare import OWN_LAST, PlannedRun, apply_settings, said_of
 from covey.cli.flags import UsageError
+from covey.cli.planned import OWN_LAST, PlannedRun, apply_settings, said_of
 from covey.cli.settings import Settings
 from covey.errors import OptionError
 from covey.files import write_text
