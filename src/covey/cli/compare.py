@@ -84,28 +84,3 @@ def _check_own(own: CompareFlags, base: Settings, planned: Sequence[PlannedRun])
         )
     if (Path(own.folder) / run.SETTINGS).exists():
         raise UsageError(f"{own.folder} is the folder of a run; a comparison needs one of its own.")
-
-
-def _tell(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int) -> None:
-    """Print the main scores of all runs, write one page about them, and say where it is."""
-    from covey.report import write
-    from covey.report.brief import brief
-
-    runs = [run.result(one.folder, one.label, one.repeat) for one in planned]
-    if flatness:
-        runs = [
-            replace(each, landscape={"flatness": _flatness(one, flatness)})
-            for each, one in zip(runs, planned, strict=True)
-        ]
-    print(f"\n{brief(runs, baseline=baseline)}\n")
-    print(f"report: {write(runs, folder, baseline=baseline)}")
-
-
-def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
-    """The rise of the loss under noise on the weights of a run's first member."""
-    from covey.scores.landscape import flatness
-
-    data = one.settings.dataset.load()
-    inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
-    code = one.settings.network.network if one.settings.network.code else None
-    return flatness(run.read_ensemble(one.folder, code).member(0), inputs, labels)

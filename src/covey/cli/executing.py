@@ -11,8 +11,7 @@ from typing import Any
 
 from covey.cli import results as stored
 from covey.cli import run
-from covey.cli.compare import _tell
-from covey.cli.planned import PlannedRun, _file_name
+from covey.cli.planned import PlannedRun, file_name, is_done
 from covey.cli.spoken import with_flags
 from covey.errors import CoveyError, OptionError, reason
 from covey.extras import load
@@ -43,7 +42,7 @@ class Results:
     def write(self) -> None:
         """Write the results of all runs that are done; what is known of a run is not read again."""
         for one in self.planned:
-            if one.folder not in self.entries and _is_done(one):
+            if one.folder not in self.entries and is_done(one):
                 self.entries[one.folder] = stored.entry(one.label, one.repeat, one.folder)
         runs = [self.entries[one.folder] for one in self.planned if one.folder in self.entries]
         stored.write(Path(self.path), self.name, self.about, self.command, runs, len(self.planned))
@@ -65,7 +64,7 @@ def execute(
         failed = _do_all(way, planned, results)
         finished = [one for one in planned if one not in failed]
         for data, runs in _by_data(finished).items():
-            place = folder if len(_by_data(finished)) == 1 else folder / _file_name(data)
+            place = folder if len(_by_data(finished)) == 1 else folder / file_name(data)
             _tell(runs, place, baseline, flatness)
     return 1 if failed else 0
 
@@ -119,7 +118,7 @@ def do_run(one: PlannedRun) -> str | None:
                 if not is_tried(one):
                     try_out(one)
                 return None
-            if _is_done(one):
+            if is_done(one):
                 return None
             history, data = run.train(one.settings, one.folder, resume=True)
             run.score(one.folder, history.ensemble, data, corruptions=one.corruptions)
@@ -131,17 +130,29 @@ def do_run(one: PlannedRun) -> str | None:
     return None
 
 
-def _is_done(one: PlannedRun) -> bool:
-    """Whether the run was done with these settings; its cost is written last."""
-    if not has_ended(one):
-        return False
-    found = run.settings_of(run.read_settings(one.folder))
-    return replace(found, machine=one.settings.machine) == one.settings
+def _tell(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int) -> None:
+    """Print the main scores of all runs, write one page about them, and say where it is."""
+    from covey.report import write
+    from covey.report.brief import brief
+
+    runs = [run.result(one.folder, one.label, one.repeat) for one in planned]
+    if flatness:
+        runs = [
+            replace(each, landscape={"flatness": _flatness(one, flatness)})
+            for each, one in zip(runs, planned, strict=True)
+        ]
+    print(f"\n{brief(runs, baseline=baseline)}\n")
+    print(f"report: {write(runs, folder, baseline=baseline)}")
 
 
-def has_ended(one: PlannedRun) -> bool:
-    """Whether a run with whatever settings lies in the folder, scored and measured."""
-    return (one.folder / run.COST).exists()
+def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
+    """The rise of the loss under noise on the weights of a run's first member."""
+    from covey.scores.landscape import flatness
+
+    data = one.settings.dataset.load()
+    inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
+    code = one.settings.network.network if one.settings.network.code else None
+    return flatness(run.read_ensemble(one.folder, code).member(0), inputs, labels)
 
 
 def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey import registry
-from covey.cli import recipes
-from covey.cli.executing import _is_done
+from covey.cli import recipes, run
 from covey.cli.flags import UsageError
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import OptionError, suggest
@@ -116,7 +115,7 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
             settings = apply_settings(settings, varied, OWN_LAST)
         settings = replace(settings, recipe=replace(settings.recipe, seed=seed)).complete()
         words = [spec.replace(":", " ").replace(",", " ")]
-        file = _file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
+        file = file_name(" ".join([*words, *(f"{k}={v}" for k, v in varied.items())]))
         label = " ".join([*words, *(f"{k}={v}" for k, v in varied.items() if k not in REPEATS)])
         repeat = labels[label] if any(name in REPEATS for name in varied) else seed
         labels[label] += 1
@@ -138,9 +137,22 @@ def said_of(typed: str) -> Iterator[None]:
         raise UsageError(f"{typed}: {error}") from error
 
 
+def has_ended(one: PlannedRun) -> bool:
+    """Whether a run with whatever settings lies in the folder, scored and measured."""
+    return (one.folder / run.COST).exists()
+
+
+def is_done(one: PlannedRun) -> bool:
+    """Whether the run was done with these settings; its cost is written last."""
+    if not has_ended(one):
+        return False
+    found = run.settings_of(run.read_settings(one.folder))
+    return replace(found, machine=one.settings.machine) == one.settings
+
+
 def check_shared(planned: Sequence[PlannedRun]) -> None:
     """Load the data and build the network that all runs share, so that what is wrong with them is said once."""
-    left = [one.settings for one in planned if not _is_done(one)]
+    left = [one.settings for one in planned if not is_done(one)]
     if not left or any(each.dataset != left[0].dataset for each in left):
         return
     data = left[0].dataset.load()
@@ -183,5 +195,6 @@ def apply_settings(settings: Settings, given: Mapping[str, Any], order: Sequence
     return settings
 
 
-def _file_name(label: str) -> str:
+def file_name(label: str) -> str:
+    """A run's label as the name of its folder."""
     return "".join(c if c.isalnum() or c in ".-=" else "_" for c in label)

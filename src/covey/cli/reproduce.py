@@ -17,9 +17,9 @@ from tyro.conf import Positional
 from covey import zoo
 from covey.cli import recipes
 from covey.cli import results as stored
-from covey.cli.executing import Results, execute, has_ended
+from covey.cli.executing import Results, execute
 from covey.cli.flags import UsageError, parse_one
-from covey.cli.planned import CompareFlags, PlannedRun, check_shared, from_recipe, planned_runs
+from covey.cli.planned import CompareFlags, PlannedRun, check_shared, from_recipe, has_ended, planned_runs
 from covey.cli.recipes import RecipeFile
 from covey.cli.settings import Settings, parse_options
 from covey.cli.train import check_typed
