@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 import covey
 from covey.networks.layers import Axes
-from covey.parts.acting import RankOneWeight, outer
+from covey.parts.acting_rank_one import RankOneWeight, outer
 from covey.parts.low_rank import LowRankWeight
 
 torch.manual_seed(0)

@@ -14,7 +14,7 @@ from covey.method import Method
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization
-from covey.parts.acting import RankOneWeight
+from covey.parts.acting_rank_one import RankOneWeight
 from covey.tensors import Tensors, scale_gradient
 
 
