@@ -47,6 +47,29 @@ def test_regression_gives_honest_deviations():
     assert 0.5 < np.mean(np.abs(mean - targets) < std) < 0.9  # 0.68 if the Gaussians were right
 
 
+def test_quantiles_hold_the_share_that_they_promise():
+    X, y = load_diabetes(return_X_y=True)
+    X, test, y, targets = train_test_split(X, y, random_state=0)
+    model = EnsembleRegressor(epochs=20, random_state=0, quantiles=(0.1, 0.5, 0.9)).fit(X, y)
+    low, median, high = model.predict_quantiles(test).T
+    assert (low <= median).all()
+    assert (median <= high).all()
+    np.testing.assert_array_equal(model.predict(test), median)
+    assert 0.65 < np.mean((low <= targets) & (targets <= high)) < 0.95
+    assert clone(model).quantiles == (0.1, 0.5, 0.9)
+
+
+def test_quantiles_and_deviations_are_asked_of_whom_has_them():
+    X, y = load_diabetes(return_X_y=True)
+    quick = {"epochs": 1, "random_state": 0}
+    with pytest.raises(ValueError, match="quantiles have no standard deviation"):
+        EnsembleRegressor(quantiles=(0.5,), **quick).fit(X, y).predict(X, return_std=True)
+    with pytest.raises(ValueError, match=r"make the estimator with quantiles="):
+        EnsembleRegressor(**quick).fit(X, y).predict_quantiles(X)
+    with pytest.raises(OptionError, match="between 0 and 1 and rise"):
+        EnsembleRegressor(quantiles=(0.9, 0.1), **quick).fit(X, y)
+
+
 def test_pandas_columns_are_remembered():
     pandas = pytest.importorskip("pandas")
     frame, y = load_breast_cancer(return_X_y=True, as_frame=True)

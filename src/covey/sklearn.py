@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
 from covey import registry, zoo
 from covey.data import Data, Split
 from covey.data.container import Task
+from covey.quantiles import QuantileAnswer
 from covey.seeds import random_state_kept
 from covey.train import Machine, Recipe, Schedule, fit
 
@@ -58,7 +59,13 @@ class _Tabular(BaseEstimator):
         self.random_state = random_state
 
     def _train(
-        self, X: np.ndarray, targets: torch.Tensor, weights: np.ndarray, task: Task, classes: tuple[str, ...]
+        self,
+        X: np.ndarray,
+        targets: torch.Tensor,
+        weights: np.ndarray,
+        task: Task,
+        classes: tuple[str, ...] = (),
+        quantiles: tuple[float, ...] = (),
     ) -> None:
         """Train on rows with weights above 0."""
         method = _method(self.method)
@@ -85,9 +92,10 @@ class _Tabular(BaseEstimator):
             decay=self.weight_decay,
             schedule=Schedule(kind="cosine"),
             seed=seed,
+            quantiles=quantiles,
         )
         with random_state_kept(seed=seed):
-            outputs = len(classes) or 2  # a mean and a variance
+            outputs = len(classes) or recipe.outputs_of_a_number
             network = zoo.MLP(
                 features=shape[0], hidden=tuple(self.hidden), classes=outputs, dropout=self.dropout
             ).double()
@@ -189,9 +197,45 @@ class EnsembleClassifier(ClassifierMixin, _Tabular):
 class EnsembleRegressor(RegressorMixin, _Tabular):
     """An ensemble of multilayer perceptrons that predicts a number and its uncertainty for each row of a table.
 
-    Members answer with a mean and a variance; the ensemble's answer is the mixture of their Gaussians. For the
-    arguments see `EnsembleClassifier`.
+    Members answer with a mean and a variance, and the ensemble's answer is the mixture of their Gaussians; or, with
+    `quantiles`, with these quantiles, and the ensemble's are the means of theirs.
+
+    Args:
+        method: see `EnsembleClassifier`, as for all arguments but the last.
+        hidden: see there.
+        dropout: see there.
+        epochs: see there.
+        batch_size: see there.
+        lr: see there.
+        weight_decay: see there.
+        random_state: see there.
+        quantiles: levels between 0 and 1 that rise, such as (0.05, 0.5, 0.95).
     """
+
+    def __init__(
+        self,
+        method: Any = "deep-ensemble",
+        *,
+        hidden: tuple[int, ...] = (64, 64),
+        dropout: float = 0.0,
+        epochs: int = 60,
+        batch_size: int = 32,
+        lr: float = 3e-3,
+        weight_decay: float = 1e-4,
+        random_state: Any = None,
+        quantiles: tuple[float, ...] = (),
+    ) -> None:
+        super().__init__(
+            method,
+            hidden=hidden,
+            dropout=dropout,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            weight_decay=weight_decay,
+            random_state=random_state,
+        )
+        self.quantiles = quantiles
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> EnsembleRegressor:
         """Train on rows X (N, D) and numbers y (N,), the rows' losses times `sample_weight` (N,).
@@ -204,14 +248,32 @@ class EnsembleRegressor(RegressorMixin, _Tabular):
         shift, unit = _moments(y, weights)
         self._shift, self._unit = float(shift), float(unit) or 1.0
         targets = torch.from_numpy(((y - self._shift) / self._unit).astype(np.float64))
-        self._train(X, targets, weights, "regression", ())
+        self._train(X, targets, weights, "regression", quantiles=tuple(self.quantiles))
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean of each row (N,), and with `return_std` its standard deviation (N,) too."""
+        """The mean of each row (N,), and with `return_std` its standard deviation (N,) too.
+
+        With quantiles it is the level nearest to the median, and there is no deviation.
+        """
         answer = self._answer(X)
-        mean = answer.mean[:, 0].numpy() * self._unit + self._shift
+        if isinstance(answer, QuantileAnswer):
+            if return_std:
+                raise ValueError("quantiles have no standard deviation: leave out return_std, or quantiles.")
+            return self._in_units(answer.centre)
+        mean = self._in_units(answer.mean[:, 0])
         return (mean, answer.std[:, 0].numpy() * self._unit) if return_std else mean
+
+    def predict_quantiles(self, X: Any) -> np.ndarray:
+        """The quantiles of each row, in order, (N, levels)."""
+        answer = self._answer(X)
+        if not isinstance(answer, QuantileAnswer):
+            raise ValueError("there are no quantiles: make the estimator with quantiles=(0.05, 0.5, 0.95).")
+        return self._in_units(answer.quantiles)
+
+    def _in_units(self, numbers: torch.Tensor) -> np.ndarray:
+        """Numbers on the targets' own scale."""
+        return numbers.numpy() * self._unit + self._shift
 
 
 def _method(given: Any) -> Any:
