@@ -164,7 +164,7 @@ def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, lis
     for k, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
         which = f"[{k}]" if len(scales) > 1 else ""
         for name, tensor in values.items():
-            own = tensor.reshape(len(tensor), -1)[:, k] * scale
+            own = tensor.reshape(len(tensor), -1)[:, k].double() * scale
             columns[name + which] = (own + shift if name in _POINTS else own).tolist()
     return columns
 
@@ -180,13 +180,16 @@ def _unit(record: dict[str, Any], outputs: int) -> tuple[list[float], list[float
 
 def _quantile_columns(answer: QuantileAnswer, record: dict[str, Any]) -> dict[str, list[Any]]:
     (scale, *_), (shift, *_) = _unit(record, 1)
-    columns = {"prediction": (answer.centre * scale + shift).tolist()}
-    for level, values in zip(answer.asked.levels, answer.quantiles.unbind(-1), strict=True):
-        columns[f"q({level:g})"] = (values * scale + shift).tolist()
-    columns["epistemic_std"] = (answer.asked.centre(answer.epistemic)[..., 0].sqrt() * scale).tolist()
-    if answer.guaranteed:
-        columns |= {name: (getattr(answer, name) * scale + shift).tolist() for name in ("low", "high")}
-    return columns
+    values = {"prediction": answer.centre}
+    for level, numbers in zip(answer.asked.levels, answer.quantiles.unbind(-1), strict=True):
+        values[f"q({level})"] = numbers
+    spread = answer.asked.centre(answer.epistemic)[..., 0].double().sqrt()
+    ends = {"low": answer.low, "high": answer.high} if answer.guaranteed else {}
+    return {
+        **{name: (numbers.double() * scale + shift).tolist() for name, numbers in values.items()},
+        "epistemic_std": (spread * scale).tolist(),
+        **{name: (numbers.double() * scale + shift).tolist() for name, numbers in ends.items()},
+    }
 
 
 COLUMNS: dict[str, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {

@@ -81,12 +81,16 @@ class Normalisation:
         return images.to(torch.float32, copy=True).mul_(1 / (scale * std)).sub_(mean / std)
 
     def restore(self, values: Tensor) -> Tensor:
-        """Standardised numbers back in their own unit: (..., D) of D targets, or of any shape if there is one."""
-        return values * self.scale(values) + torch.tensor(self.mean, device=values.device).to(values.dtype)
+        """Standardised numbers back in their own unit: (..., D) of D targets, or of any shape if there is one.
+
+        In float64: float32 would round away what numbers such as dates in seconds differ by.
+        """
+        mean = torch.tensor(self.mean, dtype=torch.float64, device=values.device)
+        return values.double() * self.scale(values) + mean
 
     def scale(self, values: Tensor) -> Tensor:
-        """The standard deviations as a tensor like `values`, (D,)."""
-        return torch.tensor(self.std, device=values.device).to(values.dtype)
+        """The standard deviations, (D,), as float64 on the device of `values`."""
+        return torch.tensor(self.std, dtype=torch.float64, device=values.device)
 
 
 @dataclass(frozen=True, eq=False)

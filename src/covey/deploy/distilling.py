@@ -194,8 +194,7 @@ def _moments(outputs: Tensor, temperature: float) -> Tensor:
 def _mixture(moments: Tensor) -> Tensor:
     """Mean and variance of the members' Gaussians together."""
     mean, variance = moments.chunk(2, -1)
-    center = mean.mean(0)
-    return torch.cat([center, (variance + mean.square()).mean(0) - center.square()], -1)
+    return torch.cat([mean.mean(0), variance.mean(0) + mean.var(0, correction=0)], -1)
 
 
 def _soft_cross_entropy(temperature: float) -> Any:

@@ -87,5 +87,4 @@ def judge(data: Any, score: str) -> Judge:
 
 def _mixed(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the mixture of the members' Gaussians."""
-    center = mean.mean(0)
-    return center, (variance + mean.square()).mean(0) - center.square()
+    return mean.mean(0), variance.mean(0) + mean.var(0, correction=0)

@@ -212,7 +212,7 @@ def _numbers(
     if unit is None:
         return mean, variance, targets
     if variance is not None:
-        variance = variance * unit.scale(variance).square()
+        variance = variance.double() * unit.scale(variance).square()
     return unit.restore(mean), variance, unit.restore(targets)
 
 

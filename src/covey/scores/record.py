@@ -159,7 +159,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if array.dtype.kind not in "iuf":
             raise EvaluationError(f"{path}: {name!r} holds {array.dtype}; expected numbers")
         tensor = torch.from_numpy(array)
-        tensors[name] = tensor.float() if tensor.is_floating_point() else tensor
+        tensors[name] = tensor.float() if tensor.dtype == torch.float16 else tensor
     return about, tensors
 
 
@@ -172,7 +172,7 @@ def _named(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _numpy(outputs: Tensor, half: bool, what: str) -> np.ndarray:
-    array = outputs.detach().cpu().float().numpy()
+    array = outputs.detach().cpu().numpy()
     if not half:
         return array
     largest = float(np.abs(array).max())

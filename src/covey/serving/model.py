@@ -190,42 +190,47 @@ class Model:
         return columns
 
     def _of_numbers(self, found: Any, each: bool, guaranteed: bool) -> Columns:
-        scale, shift = self._unit
+        scale, _ = self._unit
         variance = found.variance.flatten()
         columns: Columns = {
-            "mean": (found.mean.flatten() * scale + shift).tolist(),
-            "std": (found.std.flatten() * scale).tolist(),
-            "epistemic": (found.epistemic.flatten() * scale**2).tolist(),
-            "aleatoric": (found.aleatoric.flatten() * scale**2).tolist(),
+            "mean": self._restored(found.mean.flatten()).tolist(),
+            "std": (found.std.flatten().double() * scale).tolist(),
+            "epistemic": (found.epistemic.flatten().double() * scale**2).tolist(),
+            "aleatoric": (found.aleatoric.flatten().double() * scale**2).tolist(),
             FINITE: (variance.isfinite() & found.mean.flatten().isfinite()).tolist(),
         }
         if guaranteed:
             columns |= self._ends(found)
         if each:
             means = found.member_mean.flatten(1).transpose(0, 1)
-            columns[MEMBERS] = (means * scale + shift).tolist()
+            columns[MEMBERS] = self._restored(means).tolist()
         return columns
 
     def _of_quantiles(self, found: Any, each: bool, guaranteed: bool) -> Columns:
-        scale, shift = self._unit
-        numbers = found.quantiles * scale + shift
+        scale, _ = self._unit
+        spread = found.asked.centre(found.epistemic).flatten().double()
+        width = (found.quantiles[:, -1] - found.quantiles[:, 0]).double()
         columns: Columns = {
-            "prediction": (found.centre * scale + shift).tolist(),
-            "quantiles": numbers.tolist(),
-            "width": (numbers[:, -1] - numbers[:, 0]).tolist(),
-            "epistemic": (found.asked.centre(found.epistemic).flatten() * scale**2).tolist(),
-            FINITE: numbers.isfinite().all(-1).tolist(),
+            "prediction": self._restored(found.centre).tolist(),
+            "quantiles": self._restored(found.quantiles).tolist(),
+            "width": (width * scale).tolist(),
+            "epistemic": (spread * scale**2).tolist(),
+            FINITE: found.quantiles.isfinite().all(-1).tolist(),
         }
         if guaranteed:
             columns |= self._ends(found)
         if each:
-            columns[MEMBERS] = (found.members.transpose(0, 1) * scale + shift).tolist()
+            columns[MEMBERS] = self._restored(found.members.transpose(0, 1)).tolist()
         return columns
 
     def _ends(self, found: Any) -> Columns:
         """The ends of the conformal intervals."""
+        return {name: self._restored(getattr(found, name).flatten()).tolist() for name in ("low", "high")}
+
+    def _restored(self, numbers: Tensor) -> Tensor:
+        """Answers in the target's own unit, as float64, which tells even dates in seconds apart."""
         scale, shift = self._unit
-        return {name: (getattr(found, name).flatten() * scale + shift).tolist() for name in ("low", "high")}
+        return numbers.double() * scale + shift
 
     @property
     def _unit(self) -> tuple[float, float]:
