@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,17 @@ def main() -> None:
     print(table(rows))
     if options.write:
         written = {
+            "command": "python benchmarks/deploy.py --write results/deploy.json"
+            + " --compiled" * options.compiled,
+            "written": time.strftime("%Y-%m-%d"),
+            "versions": {"covey": covey.__version__, "torch": torch.__version__},
             "network": options.network,
             "threads": options.threads,
             "repeats": options.repeats,
             "vnni": vnni,
-            "rows": [{"method": method, **asdict(row)} for method, row in rows],
         }
-        write_text(options.write, json.dumps(written, indent=1) + "\n")
+        lines = ",\n".join(json.dumps({"method": method, **asdict(row)}) for method, row in rows)
+        write_text(options.write, json.dumps(written, indent=1)[:-2] + f',\n "rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from deployed import deployed
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
 from verdicts import budgets, verdicts
 
@@ -351,6 +352,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar10": lambda: in_small("promise-cifar10"),
     "lstm": lstm,
     "peer": peer,
+    "deployed": deployed,
 }
 
 
