@@ -227,7 +227,8 @@ def test_timms_mistakes(run, timm):
     code, _, err = run(*words, "--network-option", "checkpoint_path=evil.pth")
     assert code == 2
     assert "checkpoint_path is no option" in err
-    code, _, err = run(*words, "--network-option", "pretrained=true")
+    words += ("--network-option", "pretrained=true")
+    code, _, err = run(*words, "--image-mean", "0.45", "--image-std", "0.22")
     assert code == 2
     assert "hub's cache on this machine, and covey downloads nothing" in err
     code, _, err = run("train", "single", "--data", "iris", "--network", "timm:test_resnet", *QUICK)
@@ -250,6 +251,25 @@ def test_timms_weights_come_from_the_cache(timm, tmp_path, monkeypatch):
     assert bool((network.conv1[0].weight == 0.125).all())
     assert network.get_classifier().out_features == 7
     assert "pretrained" not in network.covey_zoo["arguments"]
+
+
+def test_images_are_normalised_as_timms_weights_want(run, timm, tmp_path, monkeypatch):
+    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "model.safetensors")
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache", lambda repo, name, **_: str(tmp_path / "model.safetensors")
+    )
+    images, labels = np.zeros((20, 3, 32, 32), np.uint8), np.arange(20) % 2
+    np.savez(tmp_path / "colours.npz", x=images + labels[:, None, None, None].astype(np.uint8), y=labels)
+    words = ("train", "single", "--data", "colours.npz", "--network", "timm:test_vit", *QUICK)
+    code, _, err = run(*words, "--network-option", "pretrained=true", "--folder", "run")
+    assert code == 0, err
+    facts = timm.models.get_pretrained_cfg("test_vit")
+    assert "images are normalised as timm:test_vit wants them: mean 0.5 0.5 0.5, std 0.5 0.5 0.5 " in err
+    wanted = {"mean": list(facts.mean), "std": list(facts.std)}
+    assert json.loads((tmp_path / "run/settings.json").read_text())["record"]["normalisation"] == wanted
+    code, _, err = run(*words, "--folder", "fresh")  # random weights have no wishes
+    assert code == 0, err
+    assert "images are normalised" not in err
 
 
 def test_texts_in_a_table(run, bert):

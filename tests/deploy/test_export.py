@@ -75,6 +75,23 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> tuple[covey.Ensemble, 
     return ensemble, path, x
 
 
+def test_adaptive_sets(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    ensemble = covey.convert(nn.Linear(4, 5), covey.DeepEnsemble(members=2), example=x).eval()
+    ensemble.conformal = covey.scores.Conformal("aps", 0.1, 0.7)
+    covey.export(ensemble, tmp_path / "a.onnx", x)
+    found = DeployedEnsemble(tmp_path / "a.onnx")
+    other = torch.randn(9, 4)
+    assert torch.equal(torch.from_numpy(found(other.numpy())["sets"]), ensemble.predict(other).sets)
+    equal = torch.zeros(3, 4)  # classes of equal probability come in their order, in both
+    for member in ensemble.parameters():
+        member.data.zero_()
+    covey.export(ensemble, tmp_path / "b.onnx", equal)
+    sets = torch.from_numpy(DeployedEnsemble(tmp_path / "b.onnx")(equal.numpy())["sets"])
+    assert sets.tolist() == [[True, True, True, False, False]] * 3
+
+
 def test_the_file_says_what_it_is(deployed: tuple[covey.Ensemble, Path, Tensor]) -> None:
     ensemble, path, _ = deployed
     about = DeployedEnsemble(path).about

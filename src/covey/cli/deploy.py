@@ -13,6 +13,7 @@ from tyro.conf import Positional
 
 from covey import deploy
 from covey.cli import run
+from covey.cli.calibrated import Kind, read_calibrated
 from covey.cli.flags import parse_one
 from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
@@ -43,6 +44,8 @@ class ExportFlags:
             takes them; the float file is written too, and a table says what int8 costs.
         int8_limit: largest share of predictions that int8 may change; layers that hurt stay in float.
         network: the network as FILE.py:FUNCTION, for a run whose network was one.
+        temperature: calibrate probabilities with the temperature that `covey evaluate` fitted: "pooled" for one of the
+            mean, "members" for one per member.
     """
 
     folder: Positional[str]
@@ -54,6 +57,7 @@ class ExportFlags:
     int8: str | None = None
     int8_limit: float = 0.005
     network: str | None = None
+    temperature: Kind | None = None
 
 
 def export(args: Sequence[str]) -> int:
@@ -65,7 +69,7 @@ def export(args: Sequence[str]) -> int:
         raise OptionError(f"--out names a file that ends in .{own.to}, as --to says; got {own.out}.")
     folder = run.existing(own.folder)
     record = run.read_settings(folder)["record"]
-    ensemble = run.read_calibrated(folder, own.network)
+    ensemble = read_calibrated(folder, own.network, own.temperature)
     data = None if own.data is not None else run.read_data(folder)
     path = Path(own.out) if own.out else folder / f"ensemble.{own.to}"
     example = _example(own.data, data, record)

@@ -11,6 +11,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from covey.cli import run
+from covey.cli.calibrated import offer
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.settings import Settings, updated
 from covey.data import Data
@@ -73,6 +74,8 @@ def _evaluate(own: EvaluateFlags) -> int:
     told = [run.headline(scores), *run.told(scores)]
     if place != folder:
         told.append(f"written to {place}; the run's own scores stay as they are")
+    else:
+        told += offer(folder, scores)
     if own.data is not None:
         told += [f"note: {note}" for note in data.record["notes"]]
     if own.report:

@@ -16,6 +16,7 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from covey.cli import run
+from covey.cli.calibrated import Kind, read_calibrated
 from covey.cli.flags import UsageError, parse_one
 from covey.combine import MultiLabel, Prediction, Regression
 from covey.data.inputs import prepare, read_inputs
@@ -36,6 +37,8 @@ class PredictFlags:
         folder: of the run, or an .onnx file that `covey export` wrote.
         input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
+        temperature: calibrate probabilities with the temperature that `covey evaluate` fitted: "pooled" for one of the
+            mean, "members" for one per member.
         out: a .csv or .json file to write; printed as CSV if not given.
         batch: samples that run at once.
     """
@@ -43,6 +46,7 @@ class PredictFlags:
     folder: Positional[str]
     input: Positional[str]
     network: str | None = None
+    temperature: Kind | None = None
     out: str | None = None
     batch: int = 256
 
@@ -54,7 +58,7 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
-    answering, record, task = _answering(Path(own.folder), own.network)
+    answering, record, task = _answering(Path(own.folder), own)
     names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
     for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
@@ -72,9 +76,10 @@ def predict(args: Sequence[str]) -> int:
     return 0
 
 
-def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any], dict[str, Any], str]:
+def _answering(path: Path, own: PredictFlags) -> tuple[Callable[[Tensor], Any], dict[str, Any], str]:
     """What answers prepared inputs, the record of the data that it was trained on, and its task."""
     if path.suffix == ".onnx":
+        _check_file_flags(own)
         deployed = DeployedEnsemble(path)
         if deployed.about["data"] is None:
             raise StoreError(
@@ -84,9 +89,15 @@ def _answering(path: Path, network: str | None) -> tuple[Callable[[Tensor], Any]
 
         return deployed.predict, deployed.about["data"], deployed.about["task"]
     record = run.read_settings(path)["record"]
-    ensemble = run.read_calibrated(path, network)
+    ensemble = read_calibrated(path, own.network, own.temperature)
     # Whether answers are finite is checked over all batches and with the inputs' names.
     return (lambda inputs: ensemble.predict(inputs, check=False)), record, ensemble.task
+
+
+def _check_file_flags(own: PredictFlags) -> None:
+    for flag, given in (("--network", own.network), ("--temperature", own.temperature)):
+        if given is not None:
+            raise UsageError(f"{flag} is for runs; {own.folder} is an exported file, which answers as it is.")
 
 
 def prediction_rows(

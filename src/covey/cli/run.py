@@ -19,7 +19,6 @@ from covey.cli.memory import keep_freed_memory
 from covey.cli.overwrite import replacing
 from covey.cli.settings import Network, Settings
 from covey.collapsing import collapse
-from covey.combine import CONFORMAL
 from covey.data import Data
 from covey.data.inputs import RECORD, check_record
 from covey.ensemble import Ensemble
@@ -27,12 +26,10 @@ from covey.errors import OptionError, StoreError
 from covey.files import write_text
 from covey.locks import locked
 from covey.networks.layers import origin_of
-from covey.quantiles import kind_of
 from covey.report import Run
 from covey.schema import Both, Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
 from covey.scores import Cost, Evaluation, evaluate, stored
 from covey.scores import cost as costs
-from covey.scores.evaluation import SCORES_FILE
 from covey.store import load, needs_network
 from covey.train import History, checkpoint, fit, record
 from covey.zoo import from_file, names
@@ -375,29 +372,6 @@ def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
             _log.warning("%s was changed since %s was trained with it", name, folder)
     made = named.made(stored["record"], settings_of(stored).recipe)
     return load(folder / "ensemble", made[0] if len(made) == 1 else made).eval()
-
-
-def read_calibrated(folder: Path, code: str | None = None) -> Ensemble:
-    """The trained ensemble of a run, with the conformal intervals that `covey evaluate` has fitted for its numbers.
-
-    Intervals that were stored with the ensemble itself stay. Of several kinds those that follow its uncertainty are
-    taken, which are fitted where members differ everywhere.
-
-    Args:
-        folder: of the run.
-        code: as in `read_ensemble`.
-    """
-    ensemble = read_ensemble(folder, code)
-    if ensemble.conformal is not None or not os.path.lexists(folder / SCORES_FILE):
-        return ensemble
-    fitted = Evaluation.load(folder, outputs=False).calibration
-    unit = read_settings(folder)["record"]["target_normalisation"]
-    scales = None if unit is None else unit["std"]
-    for name in ("normalised", "absolute", "margin"):
-        if name in fitted and type(fitted[name]) is CONFORMAL.get(kind_of(ensemble.task)):
-            ensemble.conformal = fitted[name].standardised(scales)
-            break
-    return ensemble
 
 
 def read_network(folder: Path, ensemble: Ensemble, code: str | None = None) -> nn.Module:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from covey.cli import run
+from covey.cli.calibrated import Kind, read_calibrated
 from covey.cli.flags import UsageError, parse
 from covey.ensemble import Ensemble
 from covey.errors import OptionError, StoreError
@@ -34,6 +35,8 @@ class ServeFlags:
     Args:
         folder: of the run, or an .onnx file that `covey export` wrote.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
+        temperature: calibrate probabilities with the temperature that `covey evaluate` fitted: "pooled" for one of the
+            mean, "members" for one per member.
         host: address to listen at; 127.0.0.1 is this machine alone, 0.0.0.0 every network it is in.
         port: 0 takes a free one.
         name: of the model in the paths of the Open Inference Protocol; the folder's by default.
@@ -47,6 +50,7 @@ class ServeFlags:
 
     folder: Positional[str] = ""
     network: str | None = None
+    temperature: Kind | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     name: str | None = None
@@ -107,7 +111,7 @@ def _application(own: ServeFlags, limits: Limits) -> FastAPI:
         served = serving.ServedFile(path)
         what: dict[str, Any] = {"ensemble": served, "record": served.record}
     else:
-        ensemble = run.read_calibrated(path, own.network)
+        ensemble = read_calibrated(path, own.network, own.temperature)
         what = {"ensemble": ensemble, "record": run.read_settings(path)["record"]}
         if own.anytime:
             what["anytime"] = _measured(ensemble, path, limits.batch)
@@ -122,6 +126,10 @@ def _is_file(own: ServeFlags) -> bool:
 
 def _check(own: ServeFlags) -> None:
     """Refuse what cannot be served before a port is taken."""
+    if own.anytime and own.temperature is not None:
+        raise UsageError(
+            "--temperature was fitted for all members, and --anytime answers with some; choose one."
+        )
     if not _is_file(own):
         run.read_settings(run.existing(own.folder))
         return
@@ -130,7 +138,11 @@ def _check(own: ServeFlags) -> None:
         raise StoreError(
             f"{own.folder} is not there; expected the folder of a run, or an exported .onnx file."
         )
-    for flag, given in (("--network", own.network), ("--anytime", own.anytime)):
+    for flag, given in (
+        ("--network", own.network),
+        ("--temperature", own.temperature),
+        ("--anytime", own.anytime),
+    ):
         if given:
             raise UsageError(f"{flag} is for runs; {own.folder} is an exported file, which answers as it is.")
 

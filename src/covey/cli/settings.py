@@ -28,7 +28,7 @@ from covey.store import load as stored_ensemble
 from covey.tensor_files import check_size
 from covey.train.recipe import Machine, Recipe
 from covey.trainings.single import Single
-from covey.zoo import NETWORKS, from_file, from_hf, names
+from covey.zoo import NETWORKS, from_file, from_hf, from_timm, names
 
 _log = logging.getLogger("covey")
 
@@ -55,8 +55,9 @@ class Dataset:
         validation: share of the training part held back to choose by.
         test: share held back for the test, where the data have no test part.
         image_size: image folders: side that all images are brought to, or height and width.
-        image_mean: images: mean of each channel to normalise with, of intensities from 0 to 1; that of --network
-            hf:NAME if its files say one, else that of the training images.
+        image_mean: images: mean of each channel to normalise with, of intensities from 0 to 1; that which the
+            weights of --network hf:NAME or timm:NAME were trained with, where they say it, else that of the training
+            images.
         image_std: images: standard deviation of each channel, likewise.
         length: texts: bytes in a window, or most tokens of a sample.
         split: UCI sets: number of the standard split.
@@ -238,7 +239,7 @@ class Settings:
         if name.startswith("hf:") and wanted and dataset.tokenizer is None:
             dataset = replace(dataset, tokenizer=name.removeprefix("hf:"))
         elif not dataset.image_mean and not dataset.image_std:
-            dataset = _normalised_for(name, dataset)
+            dataset = _normalised_for(self.network, dataset)
         return replace(self, dataset=dataset, network=self.network.absolute())
 
     def scaled(self, small: Mapping[str, Any]) -> Settings:
@@ -253,12 +254,15 @@ class Settings:
         return replace(self, recipe=recipe, network=network, dataset=dataset, options=options)
 
 
-def _normalised_for(name: str, dataset: Dataset) -> Dataset:
-    """The data with images normalised as a network of Hugging Face wants them, if it says how."""
-    wanted = {}
+def _normalised_for(network: Network, dataset: Dataset) -> Dataset:
+    """The data with images normalised as the weights of a network of timm or Hugging Face want them."""
+    name, wanted = network.network or "", {}
     for part in names.split(name):
-        if part.startswith("hf:"):
-            wanted[part] = from_hf.normalisation(part.removeprefix("hf:"))
+        source, _, rest = part.partition(":")
+        if source == "hf":
+            wanted[part] = from_hf.normalisation(rest)
+        elif source == "timm" and parse_options(network.network_option).get("pretrained"):
+            wanted[part] = from_timm.normalisation(rest)
     found = set(wanted.values())
     if len(found) > 1:
         raise OptionError(

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from covey import registry
 from covey.cli import recipes, run
+from covey.cli.calibrated import offer
 from covey.cli.flags import UsageError, parse
 from covey.cli.idle import check_idle
 from covey.cli.settings import TABLE, TRANSFORMER, Settings, is_table
@@ -108,7 +109,8 @@ def tell_scores(folder: Path, ensemble: Ensemble, data: Data) -> None:
     """Score a run that has ended on its test data, if there are any, and print the scores."""
     if len(data.test):
         scores = run.score(folder, ensemble, data)
-        print("\n".join(["test scores:", run.headline(scores), *run.told(scores)]))
+        told = [run.headline(scores), *run.told(scores), *offer(folder, scores)]
+        print("\n".join(["test scores:", *told]))
 
 
 def _spelled_out(args: Sequence[str]) -> list[str]:

@@ -235,6 +235,7 @@ def _write_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any]) 
 
 def _translated(program: ExportedProgram, about: Mapping[str, Any]) -> Any:
     """The graph in ONNX's operations."""
+    _sort_as_onnx_does(program.graph)
     with _quiet_onnx():
         try:
             found = torch.onnx.export(
@@ -251,6 +252,15 @@ def _translated(program: ExportedProgram, about: Mapping[str, Any]) -> Any:
             ) from error
     assert found is not None
     return found.model_proto
+
+
+def _sort_as_onnx_does(graph: Graph) -> None:
+    """Name torch's stable sort as the plain one, which ONNX has: there equal values keep their order anyway."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
+        given = node.kwargs
+        node.target = torch.ops.aten.sort.default
+        node.args = (node.args[0], given.get("dim", -1), given.get("descending", False))
+        node.kwargs = {}
 
 
 def _cause(error: BaseException) -> str:

@@ -47,6 +47,16 @@ def build(name: str, *, shape: Sequence[int], outputs: int, options: Mapping[str
     return _made(timm, name, arguments, pretrained=True, pretrained_cfg_overlay={"file": str(file)})
 
 
+def normalisation(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation of intensities from 0 to 1 that a network's weights were trained with; None if timm has none.
+
+    Args:
+        name: as in `build`.
+    """
+    facts = _timm(name).models.get_pretrained_cfg(name)
+    return None if facts is None else (tuple(facts.mean), tuple(facts.std))
+
+
 def rebuild(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """The architecture that `build` made, from its stored arguments."""
     timm = _timm(name)
