@@ -170,6 +170,36 @@ def test_auto_measures_memory_formats_and_says_so(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(outputs[1], ens.member(1).eval()(x))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "passes", "chosen"),
+    [
+        # far behind at once: twice the loop as a reference, once each other
+        ({"loop": 1.0, "batched": 2.0, "loop+channels_last": 1.6}, 4, "loop"),
+        # close, and slow: each twice
+        ({"loop": 1.0, "batched": 0.9, "loop+channels_last": 1.0, "batched+channels_last": 1.0}, 10, "batched"),
+        # close, and quick: as often as ever
+        ({"loop": 0.01, "batched": 0.009, "loop+channels_last": 0.01, "batched+channels_last": 0.01}, 30, "batched"),
+        # quick, so that a first call says nothing: one round more
+        ({"loop": 0.01, "batched": 0.03, "loop+channels_last": 0.03}, 8, "loop"),
+    ],
+)  # fmt: skip
+def test_auto_measures_no_longer_than_it_takes_to_know(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], passes: int, chosen: str
+) -> None:
+    ens, x = viewing(2)
+    run: list[str] = []
+
+    def timed(race: runs._Race, way: runs.Way) -> torch.Tensor:
+        run.append(str(way))
+        race.seconds[way] = seconds[str(way)]
+        race.spent += race.seconds[way]
+        return torch.zeros(2, 4, 2)
+
+    monkeypatch.setattr(runs._Race, "_timed", timed)
+    assert runs.tune(ens, range(2), runs.Inputs((x,), {})) == chosen
+    assert len(run) == passes
+
+
 def test_a_format_that_was_measured_is_not_taken_for_images_of_other_sizes() -> None:
     ens, _ = viewing(2)
     larger = torch.randn(4, 3, 4, 4)

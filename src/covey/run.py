@@ -9,6 +9,7 @@ activations (`loop+made`). `auto` measures them on the first input, in the mode 
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,9 @@ from covey.seeds import random_state_kept
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble
+
+
+_log = logging.getLogger("covey")
 
 
 @dataclass
@@ -269,6 +273,9 @@ def _write_back(
 AGREEMENT = (
     0.02  # of the outputs' scale; other kernels and low precision differ by less, wrong members by more
 )
+BEHIND = 1.5  # times as long as the best, and a way leaves the race
+SLOW = 0.2  # seconds of a pass, beside which what a first call does more is small
+PATIENCE = 1.0  # seconds, after which ways that are still close may differ by what nobody notices
 GAIN = 0.9  # making weights costs memory, so it must save so much time
 RUNS: dict[str, Callable[[Ensemble, Sequence[int], Inputs], Tensor]] = {"loop": loop, "batched": batched}
 WAYS = {
@@ -332,6 +339,7 @@ class _Race:
     def __init__(self, ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: int) -> None:
         self.ensemble, self.members, self.inputs, self.repeats = ensemble, members, inputs, repeats
         self.seconds: dict[Way, float] = {}
+        self.spent = 0.0
         self.reference: tuple[Tensor, Tensor] | None = None
         self.backward = True
 
@@ -340,14 +348,22 @@ class _Race:
         if self.reference is None:
             # twice, because the first call in a process does more, and to see whether the network is random
             self.reference = self._timed(Way()), self._timed(Way())
+            if self._best((Way(),)) > SLOW:
+                _log.info("measuring how %d members run fastest, which takes some passes", len(self.members))
         racing = [present, *(way for way in dict.fromkeys(others) if way != present and self._works(way))]
-        for _ in range(self.repeats if len(racing) > 1 else 0):
+        patience = self.spent + PATIENCE
+        for turn in range(self.repeats):
+            # A first call does more than later ones, which says nothing where all are quick.
+            if turn or self._best(racing) > SLOW:
+                racing = [way for way in racing if self.seconds[way] <= BEHIND * self._best(racing)]
+            if len(racing) < 2 or (turn and self.spent > patience):
+                break
             for way in racing:
                 self._timed(way)
-            times = sorted(self.seconds[way] for way in racing)
-            if times[1] > 1.5 * times[0]:  # one is clearly ahead
-                break
         return min(racing, key=lambda way: self.seconds[way] / (1.0 if way == present else gain))
+
+    def _best(self, ways: Sequence[Way]) -> float:
+        return min(self.seconds[way] for way in ways)
 
     def _works(self, way: Way) -> bool:
         """Whether a way can run this network, and answers as the loop does."""
@@ -366,6 +382,7 @@ class _Race:
         if outputs.device.type != "cpu":
             torch.accelerator.synchronize()
         taken = time.perf_counter() - start
+        self.spent += taken
         self.seconds[way] = min(taken, self.seconds.get(way, taken))
         return outputs.detach()
 

@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from covey.cli import commands
 from covey.cli.main import main
 from covey.cli.memory import keep_freed_memory
 
@@ -106,10 +108,23 @@ def test_predict(place, here):
         assert row["prediction"] == max(probabilities, key=probabilities.__getitem__)
 
 
+def test_show_of_many_epochs(tmp_path):
+    rows = [f"{epoch},0,{0.1 / epoch!r},,3.25e-07" for epoch in range(1, 41)]
+    (tmp_path / "history.csv").write_text("\n".join(["epoch,phase,lr,loss,nll", *rows]))
+    lines = commands._history(tmp_path).splitlines()
+    assert len(lines) == 24
+    assert lines[4].split() == ["3", "0", "0.0333", "-", "3.25e-07"]
+    assert lines[12].split() == ["..."] * 5
+    assert lines[-2].split()[0] == "40"
+    assert lines[-1] == f"all 40 epochs: {tmp_path / 'history.csv'}"
+
+
 def test_show_methods_and_data(place, here):
     out = here("show", "run")
     assert "method    batch-ensemble members=2" in out
     assert "of the network's" in out
+    assert re.search(r"^epoch +phase +lr +loss.*\n[- ]+\n +1 +0 +0\.0\d{3} ", out, re.MULTILINE)
+    assert not re.search(r"\d\.\d{5}", out), "digits that nobody reads"
     out = here("methods")
     assert "batch-ensemble" in out and "late-phase" in out  # noqa: PT018
     out = here("data", "digits", "--sheet", "sheet.png")

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 import requests
 
+from covey.cli import commands
+from covey.cli.flags import UsageError
 from covey.data import KNOWN, catalogue, known, load
 from covey.data.download import Remote, _cause, fetch
 from covey.errors import DataError
@@ -315,11 +317,13 @@ def test_what_is_missing_is_fetched_by_name(server, tmp_path, monkeypatch):
     RECORDS[:200].tofile(tmp_path / "cifar-100-binary/test.bin")
     local(monkeypatch, "cifar100", Remote((server + "/cifar.tar.gz",), None, "", archive=True))
     with pytest.warns(
-        UserWarning, match=r"test part only.*train.bin.*covey.data.download\('cifar100', root\)"
+        UserWarning, match=r"test part only.*train.bin.*`covey data cifar100 --root \S+ --download` fetches"
     ):
         load("cifar100", tmp_path)
-    known.download("cifar100", tmp_path)
+    assert commands.data(["cifar100", "--root", str(tmp_path), "--download"]) == 0
     assert len(load("cifar100", tmp_path, validation=0.0).train) == 300
+    with pytest.raises(UsageError, match="--download is for known data sets"):
+        commands.data([str(tmp_path), "--download"])
 
 
 def test_a_text_is_fetched_and_unpacked(server, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,12 +12,17 @@ from tyro.conf import Positional
 
 from covey import registry
 from covey.cli import run
-from covey.cli.flags import describe, flag_names, parse, parse_one
+from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import Dataset, usual_network
 from covey.cli.train import TrainFlags, first_line
+from covey.data import download
 from covey.data.show import contact_sheet, list_known, summary
 from covey.schema import read_text
+from covey.tables import number, text_table
 from covey.train import Recipe
+
+HISTORY = "history.csv"
+SHOWN = 10  # epochs at the beginning and at the end of a long run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +58,11 @@ class DataFlags:
 
     Args:
         sheet: a PNG file to draw a contact sheet to.
+        download: fetch first what is missing of a known set.
     """
 
     sheet: str | None = None
+    download: bool = False
 
 
 def data(args: Sequence[str]) -> int:
@@ -67,10 +75,15 @@ def data(args: Sequence[str]) -> int:
         words[:1] = ["--data", words[0]]
     about = "Show what would be trained on; without a source, list the known ones."
     found = parse("covey data", {"dataset": Dataset(), "own": DataFlags()}, words, about=about)
-    loaded = found["dataset"].load()
+    dataset, own = found["dataset"], found["own"]
+    if own.download:
+        if Path(dataset.data).exists():
+            raise UsageError(f"--download is for known data sets; {dataset.data} is a file or folder here.")
+        download(dataset.data, dataset.root)
+    loaded = dataset.load()
     print(summary(loaded))
-    if found["own"].sheet:
-        print(f"contact sheet  {contact_sheet(loaded, found['own'].sheet)}")
+    if own.sheet:
+        print(f"contact sheet  {contact_sheet(loaded, own.sheet)}")
     return 0
 
 
@@ -109,8 +122,8 @@ def show(args: Sequence[str]) -> int:
         print(f"teacher   {stored['lesson']['teacher']}")
     if ensemble is None:
         print(f"training  {stored['ended']}: {on}")
-        if (folder / "history.csv").exists():
-            print("\n" + read_text(folder / "history.csv").strip())
+        if (folder / HISTORY).exists():
+            print("\n" + _history(folder))
         return 0
     coverage = ensemble.coverage
     print(f"run       {ensemble.runs['train']} in training, {ensemble.runs['eval']} in evaluation")
@@ -121,7 +134,7 @@ def show(args: Sequence[str]) -> int:
         print(f"training  {stored['ended']}: {on}; the ensemble is that from before\n")
     else:
         print(f"training  {stored['ended']}, {stored['seconds']} s\n")
-    print(read_text(folder / "history.csv").strip())
+    print(_history(folder))
     if (folder / "evaluation.json").exists():
         from covey.scores import Evaluation
 
@@ -129,6 +142,26 @@ def show(args: Sequence[str]) -> int:
     if own.tensors:
         print(f"\n{coverage}")
     return 0
+
+
+def _history(folder: Path) -> str:
+    """The epochs of a run as a table: all of a short one, the first and the last of a long one."""
+    headings, *rows = csv.reader(read_text(folder / HISTORY).splitlines())
+    table = [[_shown(cell) for cell in row] for row in rows]
+    if len(rows) > 2 * SHOWN:
+        table[SHOWN:-SHOWN] = [["..."] * len(headings)]
+    text = text_table(headings, table, right=headings)
+    return text if len(rows) <= 2 * SHOWN else f"{text}\nall {len(rows)} epochs: {folder / HISTORY}"
+
+
+def _shown(cell: str) -> str:
+    """A cell of the history with the digits that say something."""
+    if not cell or cell.isdigit():
+        return cell or "-"
+    try:
+        return number(float(cell))
+    except ValueError:
+        return cell
 
 
 def _differences(options: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,7 +56,7 @@ def read_known(name: str, root: Path, ask: Asked) -> Raw:
         ask = replace(ask, parts=("test",))
         notes = (
             f"test part only: {lacking['train'][0]} is not in {root}; "
-            f"covey.data.download({name!r}, root) fetches what is missing",
+            f"`covey data {name} --root {shlex.quote(str(root))} --download` fetches what is missing",
         )
     elif missing := [path for paths in lacking.values() for path in paths]:
         if not ask.download:
