@@ -7,14 +7,14 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from covey.deploy import metadata
@@ -36,7 +36,14 @@ KINDS = {"onnx": ".onnx", "pt2": ".pt2"}
 LARGEST = 2**31 - 1
 """Bytes that one ONNX file can have."""
 
+SHORTEST = 4
+"""Steps that an example must have for a file that takes any number of them."""
+
+_log = logging.getLogger("covey")
 OF_MEMBERS = ("member_logits", "member_mean", "member_variance", "member_quantiles")
+
+
+Lengths = int | Literal["any"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Exported:
         outputs: the names of what it answers.
         difference: from the ensemble's answer on the example, over its scale; None where members are random.
         quantised: what int8 did, if it was asked for; the difference is the float file's, before.
+        lengths: of sequences that the file takes: "any", or one number; None where inputs are no sequences.
         precision: the ensemble's own, where it is not float32, which files compute in: the difference is then from its
             answer in float32.
     """
@@ -59,6 +67,7 @@ class Exported:
     difference: float | None
     quantised: Quantised | None = None
     precision: str | None = None
+    lengths: Lengths | None = None
 
     def __str__(self) -> str:
         told = f"{self.path}: {self.bytes / 1e6:.2f} MB, {', '.join(self.outputs)}; "
@@ -71,6 +80,10 @@ class Exported:
         if self.quantised is not None:
             kept, layers = len(self.quantised.in_float), self.quantised.layers
             told += f" before int8, which changes {self.quantised.harm:.2%} of them; {kept} of {layers} layers in float"
+        if self.lengths is not None:
+            told += f"; sequences of {'any' if self.lengths == 'any' else 'one'} length"
+        if isinstance(self.lengths, int):
+            told += f" only, {self.lengths}"
         return told
 
 
@@ -119,25 +132,66 @@ def export(
     if int8 is not None and kind != "onnx":
         raise OptionError("int8 is for ONNX files; leave to= at 'onnx'.")
     ensemble, example, precision = _in_float32(ensemble, example)
-    quantised = None
+    settings = _Settings(kind, members, weights, record, int8, int8_limit, tolerance, seed)
     with ensemble.evaluating(), torch.no_grad():
         given = Example.of(ensemble.skeleton(), example)
-        module = _module(ensemble, given, members, weights, seed)
-        random = is_random(ensemble, given)
-        expected = named(ensemble.answer(ensemble(*given.args, **given.kwargs)))
-        described = metadata.describe(ensemble, given, _outputs(module), record, random, weights)
-        with whole(path) as draft:
-            program = _program(module, given)
-            WRITERS[kind](program, draft, described)
-            found = READERS[kind](draft, given)
-            far = None if random else _check(found, expected, tolerance, kind, draft, program, given)
-            _check_batches(READERS[kind], draft, given, found)
-            if int8 is not None:
-                calibration = _calibration(ensemble, int8, given)
-                with new_file(path.parent) as twin:
-                    quantised = quantise(draft, twin, calibration, limit=int8_limit)
-                    draft.write_bytes(twin.read_bytes())
-    return Exported(path, path.stat().st_size, tuple(_outputs(module)), far, quantised, precision)
+        written = _with_any_length(ensemble, path, given, settings) or _written(
+            ensemble, path, given, settings
+        )
+    return replace(written, precision=precision)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What `export` was asked for."""
+
+    kind: str
+    members: bool
+    weights: Literal["made", "stored"]
+    record: Mapping[str, Any] | None
+    int8: Any
+    int8_limit: float
+    tolerance: float
+    seed: int
+
+
+def _with_any_length(ensemble: Ensemble, path: Path, given: Example, settings: _Settings) -> Exported | None:
+    """The file for sequences of any length; None if there are none, or the network does not allow it."""
+    if not given.lengths or min(given.lengths) < SHORTEST:
+        return None
+    try:
+        return _written(ensemble, path, replace(given, any_length=True), settings)
+    except Exception as error:  # torch's, ONNX Runtime's or ours: whatever it is, one length may still do
+        _log.debug("no file for sequences of any length: %s", _cause(error))
+        return None
+
+
+def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings) -> Exported:
+    kind, quantised = settings.kind, None
+    module = _module(ensemble, given, settings.members, settings.weights, settings.seed)
+    random = is_random(ensemble, given)
+    expected = _answered(ensemble, given)
+    outputs = tuple(_outputs(module))
+    described = metadata.describe(ensemble, given, outputs, settings.record, random, settings.weights)
+    with whole(path) as draft:
+        program = _program(module, given)
+        WRITERS[kind](program, draft, described)
+        found = READERS[kind](draft, given)
+        far = None if random else _check(found, expected, settings.tolerance, kind, draft, program, given)
+        _check_batches(READERS[kind], draft, given, found)
+        if given.any_length:
+            _check_lengths(ensemble, READERS[kind], draft, given, random)
+        if settings.int8 is not None:
+            calibration = _calibration(ensemble, settings.int8, given)
+            with new_file(path.parent) as twin:
+                quantised = quantise(draft, twin, calibration, limit=settings.int8_limit)
+                draft.write_bytes(twin.read_bytes())
+    lengths: Lengths | None = "any" if given.any_length else max(given.lengths, default=None)
+    return Exported(path, path.stat().st_size, outputs, far, quantised, lengths=lengths)
+
+
+def _answered(ensemble: Ensemble, given: Example) -> dict[str, Tensor]:
+    return named(ensemble.answer(ensemble(*given.args, **given.kwargs)))
 
 
 def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.ndarray]:
@@ -211,8 +265,7 @@ def _outputs(module: Any) -> list[str]:
 
 
 def _program(module: nn.Module, example: Example) -> ExportedProgram:
-    batch = Dim("batch", min=1)
-    shapes = tuple({0: batch} if example.is_batched(tensor) else None for tensor in example.tensors)
+    shapes = tuple(example.free_axes(tensor) or None for tensor in example.tensors)
     with quiet():
         return torch.export.export(module, example.tensors, dynamic_shapes=shapes)
 
@@ -387,3 +440,23 @@ def _check_batches(read: Any, path: Path, example: Example, found: Mapping[str, 
                 f"the file answers one sample alone otherwise than among others and was not kept: {name} differs by "
                 f"{far:.2g}. The network's answer on a sample depends on the batch it comes in."
             )
+
+
+def _check_lengths(ensemble: Ensemble, read: Any, path: Path, example: Example, random: bool) -> None:
+    """Refuse a file that does not answer sequences of two other lengths, at best a longer one, as the ensemble does."""
+    length = max(example.lengths)
+    checked = 0
+    for other in (length + length // 2, length // 2, 1):
+        given = example.of_length(other)
+        try:
+            expected = _answered(ensemble, given)
+        except (RuntimeError, IndexError, ValueError):  # it is too long, or too short, for the network itself
+            continue
+        for name, tensor in read(path, given).items():
+            if tensor.shape != expected[name].shape or (
+                not random and distance(tensor, expected[name]) > tolerance(tensor)
+            ):
+                raise ConversionError(f"{name} differs on sequences of length {other}")
+        checked += 1
+    if checked < 2:
+        raise ConversionError("the network takes sequences of one length")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from covey.deploy import metadata
-from covey.deploy.session import open_session, results
+from covey.deploy.session import axes, fits, open_session, results
 from covey.errors import ConversionError, DataError
 from covey.extras import load
 
@@ -98,8 +98,8 @@ def quantise(source: Path, target: Path, inputs: Sequence[np.ndarray], *, limit:
 def _check_inputs(source: Path, inputs: Sequence[np.ndarray]) -> None:
     wanted = open_session(source).get_inputs()
     for about, array in zip(wanted, inputs, strict=True):
-        shape = tuple(about.shape[1:])
-        if array.shape[1:] != shape or not len(array):
+        shape = axes(about.shape)[1:]
+        if not fits(array.shape[1:], shape) or not len(array):
             raise DataError(
                 f"the int8 calibration data have shape {array.shape}; expected (N, {', '.join(map(str, shape))}) with "
                 "at least one sample, as the network was exported with."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,11 @@ def join(
     stacked = graph.call_function(torch.ops.aten.stack.default, (outputs,))
     with torch.no_grad():
         one = pick(networks[0](*example.args, **example.kwargs), ensemble.output)
-    graph.output(_answer(ensemble, torch.stack([one] * ensemble.members), graph, constants, stacked))
+    every = torch.stack([one] * ensemble.members)
+    # Behind the samples come the steps of an answer to each.
+    steps = range(2, every.ndim - 1) if example.any_length else ()
+    free = {1: Dim("batch", min=1), **dict.fromkeys(steps, Dim.AUTO)}
+    graph.output(_answer(ensemble, every, free, graph, constants, stacked))
     return graph, constants
 
 
@@ -208,13 +213,16 @@ def _with_ends(results: dict[str, Tensor], found: Regression | QuantileAnswer) -
 
 
 def _answer(
-    ensemble: Ensemble, outputs: Tensor, graph: Graph, constants: Constants, stacked: Node
+    ensemble: Ensemble,
+    outputs: Tensor,
+    free: dict[int, Any],
+    graph: Graph,
+    constants: Constants,
+    stacked: Node,
 ) -> dict[str, Node]:
-    """Copy what becomes of members' outputs into the graph."""
+    """Copy what becomes of members' outputs, with axes of any size, into the graph."""
     with quiet(), torch.no_grad():
-        program = torch.export.export(
-            _Answer(ensemble), (outputs,), dynamic_shapes=({1: Dim("batch", min=1)},)
-        )
+        program = torch.export.export(_Answer(ensemble), (outputs,), dynamic_shapes=(free,))
     known: dict[Node, Node] = {}
     signature = program.graph_signature.inputs_to_lifted_tensor_constants
     for node in program.graph.nodes:

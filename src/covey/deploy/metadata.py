@@ -31,7 +31,7 @@ SPEC = Record(
         "task": Word(),
         "labels": Many(Word()),
         "inputs": Named(
-            Record({"shape": Many(Either((Whole(), Word(("batch",)))), most=16), "dtype": Word()})
+            Record({"shape": Many(Either((Whole(), Word(("batch", "length")))), most=16), "dtype": Word()})
         ),
         "outputs": Named(Word()),
         "data": Maybe(RECORD),
@@ -75,10 +75,7 @@ def describe(
         check_record(record, "record")
     inputs = {}
     for name, tensor in zip(example.names, example.tensors, strict=True):
-        shape: list[Any] = list(tensor.shape)
-        if example.is_batched(tensor):
-            shape[0] = "batch"
-        inputs[name] = {"shape": shape, "dtype": str(tensor.dtype).removeprefix("torch.")}
+        inputs[name] = {"shape": example.shape(tensor), "dtype": str(tensor.dtype).removeprefix("torch.")}
     calibration = {}
     if ensemble.temperature is not None:
         calibration["temperature"] = ensemble.temperature.to_dict()

@@ -70,7 +70,7 @@ _ANSWERED = {"regression": {"mean", "std"}, "gaussian": {"mean", "std"}, KIND: {
 def _check_graph(session: Any, about: Mapping[str, Any], path: Path) -> None:
     """Refuse metadata that say something else than the file does: anybody may have written them."""
     outputs = {each.name: each.shape for each in session.get_outputs()}
-    inputs = {each.name: tuple(each.shape[1:]) for each in session.get_inputs()}
+    inputs = {each.name: axes(each.shape)[1:] for each in session.get_inputs()}
     told = {name: tuple(entry.get("shape", ())[1:]) for name, entry in about["inputs"].items()}
     wanted = _ANSWERED.get(kind_of(about["task"]), {"probs", "entropy"})
     wrong = ""
@@ -80,7 +80,7 @@ def _check_graph(session: Any, about: Mapping[str, Any], path: Path) -> None:
         wrong = f"it answers {', '.join(outputs)}, and its metadata say {', '.join(about['outputs'])}"
     elif about["data"] is not None and len(inputs) == 1:
         trained = tuple(about["data"]["shape"])
-        if trained not in inputs.values():
+        if not any(fits(trained, shape) for shape in inputs.values()):
             wrong = f"it takes {_shapes(inputs)}, and its metadata say that the data had shape {trained}"
     asked = Quantiles.of(about["task"])
     if not wrong and asked is not None and outputs["quantiles"][-1] != len(asked.levels):
@@ -89,6 +89,18 @@ def _check_graph(session: Any, about: Mapping[str, Any], path: Path) -> None:
         wrong = f"it has {outputs['probs'][-1]} classes, and its metadata name {len(about['labels'])}"
     if wrong:
         raise StoreError(f"{path} contradicts itself: {wrong}. It was changed after it was written.")
+
+
+def axes(shape: Sequence[Any]) -> tuple[int | str, ...]:
+    """A shape with the names that covey gives to axes of any size; runtimes have others."""
+    names = ("batch", "length")
+    return tuple(size if isinstance(size, int) else names[min(axis, 1)] for axis, size in enumerate(shape))
+
+
+def fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
+    """Whether sizes are the wanted ones, where these are numbers."""
+    pairs = zip(wanted, shape, strict=False)
+    return len(shape) == len(wanted) and all(isinstance(size, str) or size == own for size, own in pairs)
 
 
 def _size(shape: Sequence[Any]) -> float:
@@ -134,12 +146,10 @@ def results(session: Any, inputs: Sequence[Any]) -> dict[str, np.ndarray]:
 
 def _fitting(about: Any, array: np.ndarray) -> np.ndarray:
     """An array as the file takes it, or an error that says what it takes."""
-    shape = [size if isinstance(size, int) else "batch" for size in about.shape]
-    fits = array.ndim == len(shape) and all(
-        size == "batch" or size == own for size, own in zip(shape, array.shape, strict=True)
-    )
-    if not fits:
-        raise DataError(f"input {about.name!r} has shape {array.shape}; the file takes {tuple(shape)}.")
+    shape = axes(about.shape)
+    if not fits(array.shape, shape):
+        wanted = ", ".join(map(str, shape))
+        raise DataError(f"input {about.name!r} has shape {array.shape}; the file takes ({wanted}).")
     kind = _KINDS.get(about.type)
     if kind is None or not np.can_cast(array.dtype, kind, "same_kind"):
         raise DataError(f"input {about.name!r} holds {array.dtype}; the file takes {about.type}.")

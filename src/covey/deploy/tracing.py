@@ -34,12 +34,14 @@ class Example:
         kwargs: keyword arguments.
         names: a name for each tensor in them.
         tensors: those tensors.
+        any_length: whether sequences may have another length than these.
     """
 
     args: tuple
     kwargs: dict[str, Any]
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
+    any_length: bool = False
 
     @property
     def batch(self) -> int:
@@ -49,6 +51,37 @@ class Example:
     def is_batched(self, tensor: Any) -> bool:
         """Whether an argument has a row for each sample."""
         return isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == self.batch
+
+    def is_sequence(self, tensor: Any) -> bool:
+        """Whether an argument has steps along its second axis: tokens (B, T), or vectors (B, T, D)."""
+        return self.is_batched(tensor) and tensor.ndim == (3 if tensor.is_floating_point() else 2)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Those of the sequences in it."""
+        return [tensor.shape[1] for tensor in self.tensors if self.is_sequence(tensor)]
+
+    def free_axes(self, tensor: Tensor) -> dict[int, Any]:
+        """The axes of an argument that may have any size, as torch.export takes them."""
+        if not self.is_batched(tensor):
+            return {}
+        free: dict[int, Any] = {0: Dim("batch", min=1)}
+        if self.any_length and self.is_sequence(tensor):
+            free[1] = Dim.AUTO  # torch finds out how long it may be
+        return free
+
+    def shape(self, tensor: Tensor) -> list[int | str]:
+        """The shape of an argument, with names for the axes that may have any size."""
+        free = dict(zip(self.free_axes(tensor), ("batch", "length"), strict=False))
+        return [free.get(axis, size) for axis, size in enumerate(tensor.shape)]
+
+    def of_length(self, length: int) -> Example:
+        """The same with sequences of another length: their beginnings, or with their beginnings once more."""
+
+        def own(tensor: Tensor) -> Tensor:
+            return torch.cat([tensor] * 2, 1)[:, :length] if self.is_sequence(tensor) else tensor
+
+        return self.changed(own)
 
     def first(self, count: int) -> Example:
         """The first so many samples."""
@@ -63,7 +96,7 @@ class Example:
         args = tuple(map(own, self.args))
         kwargs = {name: own(value) for name, value in self.kwargs.items()}
         tensors = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        return Example(args, kwargs, self.names, tensors)
+        return Example(args, kwargs, self.names, tensors, self.any_length)
 
     @staticmethod
     def of(network: nn.Module, example: Any) -> Example:
@@ -110,10 +143,10 @@ def _names(network: nn.Module, args: tuple) -> list[str]:
 
 def trace(network: nn.Module, example: Example) -> ExportedProgram:
     """The network in its present mode as a graph of functional operations, for any batch size."""
-    batch, shapes = Dim("batch", min=1), ShapesCollection()
+    shapes = ShapesCollection()
     for tensor in example.tensors:
-        if example.is_batched(tensor):
-            shapes[tensor] = {0: batch}
+        if free := example.free_axes(tensor):
+            shapes[tensor] = free
     with quiet(), torch.no_grad():
         try:
             return _exported(network, example, shapes, strict=False)
