@@ -26,6 +26,9 @@ from covey.tables import counted, number
 KIND = "quantiles"
 """What the tasks of all levels have in common."""
 
+ROUNDING = 1e-9
+"""Keeps products such as 10 * (1 - 0.7) = 3.0000000000000004 from being rounded up to the next integer."""
+
 
 @dataclass(frozen=True)
 class Quantiles:
@@ -236,9 +239,13 @@ class QuantileAnswer(PrintsAsTable):
         targets = self._flat(targets)
         lowest, highest = self.quantiles[..., 0], self.quantiles[..., -1]
         outside = torch.maximum(lowest - targets, targets - highest).flatten().double()
-        place = math.ceil((len(outside) + 1) * (1 - alpha))
+        if not outside.isfinite().all():
+            raise OptionError(
+                "a margin is fitted on finite numbers; some targets or quantiles are NaN or infinite."
+            )
+        place = math.ceil((len(outside) + 1) * (1 - alpha) - ROUNDING)
         if place > len(outside):
-            least = math.ceil(1 / alpha) - 1
+            least = math.ceil(1 / alpha - ROUNDING) - 1
             raise OptionError(
                 f"{len(outside)} validation samples are too few for alpha={alpha:g}; it takes {least}."
             )

@@ -44,6 +44,13 @@ def test_intervals_hold_what_they_promise(kind: str) -> None:
     assert np.mean(covered) == pytest.approx(46 / 51, abs=0.01)
 
 
+def test_intervals_are_not_fitted_on_missing_targets() -> None:
+    known, targets = drawn(20, torch.Generator().manual_seed(0))
+    targets[3] = torch.nan
+    with pytest.raises(EvaluationError, match="some targets or answers are NaN"):
+        fit_intervals(known, targets)
+
+
 def test_normalised_intervals_follow_the_noise_and_score_better() -> None:
     generator = torch.Generator().manual_seed(1)
     known, known_targets = drawn(2000, generator)

@@ -117,6 +117,13 @@ def test_what_does_not_fit() -> None:
         found.scores(torch.zeros(5))
 
 
+def test_a_margin_is_the_smallest_that_keeps_the_promise() -> None:
+    answer = Quantiles((0.4, 0.6)).answer(torch.zeros(1, 9, 2))
+    assert answer.fitted_margin(torch.arange(1.0, 10.0), alpha=0.7) == 3.0  # of 9, the 10 * 0.3rd
+    with pytest.raises(OptionError, match="some targets or quantiles are NaN"):
+        answer.fitted_margin(torch.tensor([float("nan"), *range(8)]))
+
+
 def test_an_ensemble_carries_its_levels_and_its_margin(tmp_path: Path) -> None:
     x, y = noisy(60, 0)
     ensemble = covey.convert(network(), covey.DeepEnsemble(members=2), example=x, task=LEVELS)
@@ -174,7 +181,7 @@ def test_what_is_refused_before_training(tmp_path: Path) -> None:
         Recipe(quantiles=(0.9, 0.1))
     with pytest.raises(OptionError, match="leave out loss='mse'"):
         Recipe(quantiles=(0.1, 0.9), loss="mse")
-    with pytest.raises(OptionError, match="quantiles are of a number, and the data are for classification"):
+    with pytest.raises(OptionError, match="data are for classification.*--task regression"):
         covey.fit(network(2), (x, (y > 0).long()), recipe, machine=machine)
     with pytest.raises(OptionError, match="these data have 2: train a network for each"):
         covey.fit(network(2), (x, torch.stack((y, y), 1)), recipe, machine=machine)

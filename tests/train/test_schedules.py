@@ -64,6 +64,12 @@ def test_scaled_keeps_the_shape():
         ({"start": 5, "end": 4}, "end comes after"),
         ({"cycle": 0}, "cycle is above 0"),
         ({"warmup": -1}, "warmup is at least 0"),
+        ({"warmup": math.nan}, "warmup is at least 0; got nan"),
+        ({"final": math.inf}, "final is at least 0; got inf"),
+        ({"factor": math.nan}, "factor is above 0; got nan"),
+        ({"kind": "linear", "end": math.nan}, "end is above 0; got nan"),
+        ({"milestones": (2, math.nan, 1)}, "milestones is at least 0; got nan"),
+        ({"milestones": (-1,)}, "milestones is at least 0; got -1"),
     ],
 )
 def test_bad_schedules(options, words):

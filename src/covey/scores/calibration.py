@@ -19,13 +19,10 @@ from covey.calibration import Conformal, Intervals, Margin, Temperature, class_s
 from covey.combine import Regression
 from covey.errors import EvaluationError
 from covey.extras import load
-from covey.quantiles import QuantileAnswer
+from covey.quantiles import ROUNDING, QuantileAnswer
 
 LOWEST, HIGHEST = 0.02, 50.0
 """Temperatures end here: on validation data without any error the best one would be 0."""
-
-ROUNDING = 1e-9
-"""Keeps products such as 0.9 * 10 = 9.000000000000002 from being rounded up to the next integer."""
 
 
 def fit_temperature(logits: Tensor, labels: Tensor, *, kind: str = "pooled") -> Temperature:
@@ -80,6 +77,10 @@ def fit_intervals(
     if targets.numel() != mean.numel():
         raise EvaluationError(f"targets: expected shape {tuple(mean.shape)}, got {tuple(targets.shape)}")
     errors = (mean - targets.reshape(mean.shape)).abs()
+    if not errors.isfinite().all():
+        raise EvaluationError(
+            "intervals are fitted on finite numbers; some targets or answers are NaN or infinite"
+        )
     if kind == "normalised":
         if not (std > 0).all():
             raise EvaluationError(

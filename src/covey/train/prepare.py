@@ -136,7 +136,10 @@ def _check_quantiles(data: Data, loss: OwnLoss | None) -> None:
     if not isinstance(loss, Quantiles):
         return
     if data.task != "regression":
-        raise OptionError(f"quantiles are of a number, and the data are for {data.task}.")
+        raise OptionError(
+            f"quantiles are of a number, and the data are for {data.task}. If the target is a number of few values, "
+            "say so: task='regression' (--task regression)."
+        )
     if data.outputs > 1:
         raise OptionError(
             f"quantiles are of one number for each sample, and these data have {data.outputs}: train a network for "

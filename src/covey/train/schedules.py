@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from covey.errors import OptionError
+from covey.options import check_above, check_least
 
 Kind = Literal["constant", "multistep", "linear", "cosine", "cyclic", "triangular"]
 
@@ -42,20 +43,23 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.kind not in SHAPES:
             raise OptionError(f"schedule.kind is one of {', '.join(SHAPES)}; got {self.kind!r}.")
+        for milestone in self.milestones:
+            check_least("schedule.milestones", milestone, 0)
         if list(self.milestones) != sorted(self.milestones):
             raise OptionError(
                 f"schedule.milestones are epochs in rising order; got {', '.join(map(str, self.milestones))}."
             )
         if self.kind == "multistep" and not self.milestones:
             raise OptionError("schedule.kind 'multistep' needs schedule.milestones, the epochs of its drops.")
-        if self.end is not None and self.end <= self.start:
-            raise OptionError(f"schedule.end comes after schedule.start; got {self.end} and {self.start}.")
         for name in ("factor", "cycle"):
-            if getattr(self, name) <= 0:
-                raise OptionError(f"schedule.{name} is above 0; got {getattr(self, name)}.")
+            check_above(f"schedule.{name}", getattr(self, name))
         for name in ("start", "final", "warmup"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"schedule.{name} is at least 0; got {getattr(self, name)}.")
+            check_least(f"schedule.{name}", getattr(self, name), 0)
+        if self.end is None:
+            return
+        check_above("schedule.end", self.end)
+        if self.end <= self.start:
+            raise OptionError(f"schedule.end comes after schedule.start; got {self.end} and {self.start}.")
 
     def at(self, epoch: float, *, lr: float, epochs: float) -> float:
         """The learning rate `epoch` epochs into a training of `epochs`, which starts at `lr`.
