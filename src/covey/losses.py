@@ -221,6 +221,8 @@ def own_losses(
     found = []
     for k, answer in enumerate(outputs):
         own = loss.of(members[k]) if isinstance(loss, PerMember) else loss
+        if weights is not None and isinstance(own, Quantiles):
+            own = own.each
         each = own(answer, targets[k] if per_member else targets)
         _check_own(each, loss, answer.shape[0], weights)
         if weights is not None:

@@ -80,6 +80,10 @@ class Quantiles:
         """The mean pinball loss of outputs (..., Q) for targets (..., 1) or (...)."""
         return self.losses(outputs, targets).mean()
 
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean pinball loss of each sample, (B,)."""
+        return self.losses(outputs, targets).flatten(1).mean(1)
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The pinball loss of each output, (..., Q)."""
         if outputs.shape[-1:] != (len(self.levels),):

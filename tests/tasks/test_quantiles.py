@@ -162,6 +162,24 @@ def test_scores_of_one_level_have_no_interval() -> None:
     assert found.scores["ensemble"]["pinball"] == pytest.approx(float((outputs[:, 0] - y).abs().mean() / 2))
 
 
+def test_samples_have_weights() -> None:
+    x, y = noisy(30, 0)
+    weights = torch.linspace(0.5, 1.5, 30)
+    ensemble = covey.convert(network(), covey.DeepEnsemble(members=2), example=x, task=LEVELS)
+    with torch.no_grad():
+        found, outputs = ensemble.losses(x, y, weights=weights).tolist(), ensemble(x).tolist()
+    for own, loss in zip(outputs, found, strict=True):
+        expected = 0.0
+        for quantiles, target, weight in zip(own, y.tolist(), weights.tolist(), strict=True):
+            for level, q in zip(LEVELS.levels, quantiles, strict=True):
+                expected += weight * max(level * (target - q), (level - 1) * (target - q)) / 90
+        assert loss == pytest.approx(expected, rel=1e-5)
+    data = covey.data.adapt((x, y), sample_weight=weights)
+    machine = Machine(accelerator="cpu", progress=False)
+    recipe = Recipe(epochs=1, batch=10, run="loop", quantiles=LEVELS.levels)
+    covey.fit(network(), data, recipe, method=covey.DeepEnsemble(members=2), machine=machine)
+
+
 def test_members_are_chosen_by_their_pinball_loss() -> None:
     x, y = noisy(60, 0)
     ensemble = covey.convert(network(), covey.DeepEnsemble(members=3), example=x, task=LEVELS)
@@ -194,6 +212,22 @@ def test_what_is_refused_before_training(tmp_path: Path) -> None:
     teacher = covey.convert(network(), covey.DeepEnsemble(members=2), example=x, task=LEVELS)
     with pytest.raises(OptionError, match="the teacher's task is 'quantiles"):
         covey.distill(teacher, network(), (x, y), Recipe(epochs=1), machine=machine)
+
+
+def test_a_run_goes_on_with_its_own_levels(tmp_path: Path) -> None:
+    def fit(levels: Quantiles, epochs: int, **options: bool) -> covey.Ensemble:
+        recipe = Recipe(epochs=epochs, batch=20, run="loop")
+        return covey.fit(
+            network(), noisy(40, 0), recipe, method=covey.DeepEnsemble(members=2), loss=levels, folder=tmp_path / "run",
+            machine=Machine(accelerator="cpu", progress=False), **options,
+        ).ensemble  # fmt: skip
+
+    fit(LEVELS, 1)
+    with pytest.raises(
+        StoreError, match=r"own.loss was .quantiles\(0.05, 0.5, 0.95\). and is .quantiles\(0.1,"
+    ):
+        fit(Quantiles((0.1, 0.5, 0.9)), 2, resume=True)
+    assert fit(LEVELS, 2, resume=True).task == str(LEVELS)
 
 
 def test_from_the_command_line(

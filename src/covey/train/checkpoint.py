@@ -22,6 +22,7 @@ from torch import Tensor
 from covey import layout
 from covey.errors import CoveyError, StoreError, TrainingError, reason
 from covey.files import whole
+from covey.quantiles import Quantiles
 from covey.run import WAYS
 from covey.schema import Both, Either, Many, Maybe, Named, Number, Plain, Record, Truth, Whole, Word, check
 from covey.tensor_files import listing, read_tensors, write_tensors
@@ -327,6 +328,8 @@ def _called(function: Any) -> str | None:
     """A function's name, or an object's description without its place in memory."""
     if function is None:
         return None
+    if isinstance(function, Quantiles):
+        return str(function)  # with its levels
     inner = getattr(function, "func", function)  # of functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__qualname__))
 
