@@ -295,18 +295,27 @@ def _choose(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> str:
     return choice
 
 
-def tune(ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: int = 5) -> str:
+def tune(
+    ensemble: Ensemble, members: Sequence[int], inputs: Inputs, repeats: int = 5, *, batched: bool = True
+) -> str:
     """Time the ways of running on these inputs, with a backward pass if gradients are on, and name the fastest.
 
     First loop or batched, then the memory format, then whether to make weights. Buffers and random state are as before
     afterwards.
+
+    Args:
+        ensemble: whose members run.
+        members: which of them.
+        inputs: of a call.
+        repeats: rounds of measuring.
+        batched: whether all members may run at once.
     """
     best = Way()
     with _nothing_changed(ensemble):
         race = _Race(ensemble, members, inputs, repeats)
         acting = [part for part in ensemble.parts.values() if ensemble.acts(part)]
         saves_memory = any(part.recomputes for part in acting)
-        if ensemble.stackable and ensemble.members > 1 and not saves_memory:
+        if batched and ensemble.stackable and ensemble.members > 1 and not saves_memory:
             best = race.winner(best, Way("batched"))
         if _takes_images(ensemble, inputs):
             best = race.winner(best, Way(channels_last=True), replace(best, channels_last=True))

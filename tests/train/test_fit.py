@@ -116,6 +116,29 @@ def test_how_members_answer_is_measured_where_each_learns_from_its_own_samples()
     assert "eval" in trained.measured
 
 
+def test_how_members_answer_is_measured_where_a_step_takes_one_draw():
+    recipe = replace(LOOP, epochs=1, run="auto")
+    method = covey.MCDropout(members=3)
+    trained = fit(mlp(dropout=0.5), blobs(), recipe, method=method, machine=QUIET).ensemble
+    assert set(trained.measured) == {"train", "eval"}
+    assert trained.runs["train"] == "loop"  # numbers have no memory format
+
+
+def test_members_that_take_turns_to_save_memory_are_measured_in_both_formats(monkeypatch):
+    tried = []
+    timed = covey.run._Race._timed
+    monkeypatch.setattr(
+        covey.run._Race, "_timed", lambda race, way: (tried.append(str(way)), timed(race, way))[1]
+    )
+    torch.manual_seed(0)
+    images = covey.data.adapt((torch.randn(32, 1, 8, 8), torch.arange(32) % 3))
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    recipe = replace(LOOP, epochs=1, batch=16, run="auto", member_chunk=1)
+    fit(network, images, recipe, method=covey.BatchEnsemble(members=2), machine=QUIET)
+    assert {"loop", "loop+channels_last"} <= set(tried)
+    assert not any(way.startswith("batched") for way in tried)
+
+
 def test_dropout_learns_and_answers_with_all_draws():
     history = fit(
         mlp(dropout=0.3), blobs(), replace(LOOP, epochs=6), method=covey.MCDropout(members=4), machine=QUIET

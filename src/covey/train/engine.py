@@ -29,8 +29,9 @@ from covey.train.launching import launched
 from covey.train.longer import with_more_epochs
 from covey.train.optimizer import carry, make_schedule, set_lr
 from covey.train.own import Own
-from covey.train.prepare import check_state, has_validation, make_job, settle
+from covey.train.prepare import check_state, has_validation, make_job
 from covey.train.recipe import Machine, Recipe
+from covey.train.settling import settle
 from covey.train.state import Job, State
 from covey.train.steps import STEPS
 from covey.train.watch import (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 
 from covey import registry
 from covey.combine import class_axis
-from covey.data import Augment, Data, train_batch
+from covey.data import Data
 from covey.data.container import IGNORED
 from covey.data.streams import Passing
 from covey.ensemble import Ensemble
-from covey.errors import DataError, OptionError, TrainingError
+from covey.errors import DataError, OptionError
 from covey.losses import LossName, OwnLoss
 from covey.method import Method, Training
 from covey.networks.calls import arguments, inputs_explained, pick
@@ -30,14 +29,13 @@ from covey.tensors import moved
 from covey.train import checkpoint
 from covey.train.alone import Alone
 from covey.train.averaging import averaged
-from covey.train.batches import PLANS, Microbatch, check_plan, microbatches, stream_of
+from covey.train.batches import PLANS, check_plan, stream_of
 from covey.train.own import Own
 from covey.train.phases import device_of, example, phases_of
 from covey.train.recipe import Machine, Recipe
 from covey.train.samples import check_labels
+from covey.train.settling import attempt, pieces_of
 from covey.train.state import Job, Phase, State
-from covey.train.statistics import running
-from covey.train.step import run_piece
 from covey.train.steps import STEPS
 from covey.train.watch import chosen_score
 
@@ -201,23 +199,6 @@ def check_state(job: Job, state: State) -> None:
     _check_smallest(job, state, plan)
 
 
-def settle(job: Job, state: State) -> None:
-    """Choose how members run before the first step, the same in all processes; weights and statistics stay."""
-    ensemble = state.ensemble
-    if job.recipe.run != "auto":
-        ensemble.run = job.recipe.run
-    piece = _pieces(job, state, state.consumed)[0]
-    for mode, attempt in (("train", _try), ("eval", _try_answer)):
-        if ensemble.runs[mode] == "auto":
-            ensemble.train(mode == "train")
-            with torch.set_grad_enabled(mode == "train"):
-                attempt(job, ensemble, piece)
-            if ensemble.runs[mode] == "auto":  # nothing was measured, since there is nothing to choose
-                ensemble.runs[mode] = "loop"
-    ensemble.train()
-    ensemble.runs, ensemble.measured = job.fabric.broadcast((ensemble.runs, ensemble.measured))
-
-
 def _check_storable(method: Any, recipe: Recipe) -> None:
     """What the run ends with must be known under a name and have options that JSON holds."""
     if isinstance(method, Training):
@@ -324,51 +305,15 @@ def _check_task(ensemble: Ensemble, task: str, data: Data) -> None:
 def _check_smallest(job: Job, state: State, plan: str) -> None:
     """A layer that cannot take one sample should say so now and not at the end of the first epoch."""
     number, _ = job.stream.smallest()
-    pieces = _pieces(job, state, number)
+    pieces = pieces_of(job, state, number)
     smallest = min(pieces, key=lambda p: p.indices.shape[-1], default=None)
     if smallest is None or smallest.indices.shape[-1] > 1:
         return
     try:
-        _try(job, state.ensemble, smallest)
+        attempt(job, state.ensemble, smallest)
     except (ValueError, RuntimeError) as error:
         raise OptionError(
             f"the last minibatch of an epoch ({job.stream.samples} samples in batches of {job.stream.batch}, plan "
             f"{plan!r}, {counted(job.shards, 'shard')}) leaves a part of one sample, which the network does not take: "
             f"{error} Choose another batch."
         ) from error
-
-
-def _pieces(job: Job, state: State, consumed: int) -> list[Microbatch]:
-    plan = PLANS[job.phases[state.phase].plan or job.recipe.plan]
-    shares, _ = plan(job.stream, consumed, state.ensemble)
-    chunk = job.chunk(state.phase)
-    return list(microbatches(shares, shards=range(job.shards), of=job.shards, chunk=chunk, key=(0,)))
-
-
-def _try(job: Job, ensemble: Ensemble, piece: Microbatch) -> None:
-    """Run a piece and leave no trace but the choice of how to run."""
-    with _statistics_kept(ensemble), random_state_kept(ensemble):
-        losses = run_piece(job, ensemble, piece)
-    if losses.shape != (len(piece.members),):
-        raise TrainingError(f"the loss should be one number a member; it has shape {tuple(losses.shape)}.")
-
-
-def _try_answer(job: Job, ensemble: Ensemble, piece: Microbatch) -> None:
-    """Likewise, in answering: there all members get the same inputs, whatever each of them learns from."""
-    rows = piece.indices if piece.indices.ndim == 1 else piece.indices[0]
-    inputs, _ = train_batch(job.data, rows, Augment(), seed=job.recipe.seed, epoch=piece.epoch)
-    args, kwargs = arguments(moved(inputs, job.fabric.device))
-    with _statistics_kept(ensemble), random_state_kept(ensemble), job.fabric.autocast():
-        ensemble(*args, members=piece.members, **kwargs)
-
-
-@contextmanager
-def _statistics_kept(ensemble: Ensemble) -> Iterator[None]:
-    """Running statistics are as before when the block ends."""
-    before = {name: tensor.clone() for name, tensor in running(ensemble).items()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, tensor in running(ensemble).items():
-                tensor.copy_(before[name])
