@@ -110,8 +110,13 @@ def test_an_optimiser_of_ones_own_resumes(tmp_path: Any) -> None:
     expected = trained(recipe=recipe, optimizer=make)
     with pytest.raises(KeyboardInterrupt):
         trained(recipe=recipe, optimizer=make, folder=tmp_path, callbacks=[Interrupt(2)])
-    with pytest.raises(covey.CoveyError, match="own.optimizer was 'RMSprop' and is 'Adagrad'"):
+    with pytest.raises(covey.CoveyError, match=r"own.optimizer was 'RMSprop\(.*' and is 'Adagrad'"):
         trained(recipe=recipe, optimizer=torch.optim.Adagrad, folder=tmp_path, resume=True)
+    other = functools.partial(torch.optim.RMSprop, alpha=0.9, momentum=0.6)
+    with pytest.raises(
+        covey.CoveyError, match=r"momentum=0.5\)' and is 'RMSprop\(alpha=0.9, momentum=0.6\)'"
+    ):
+        trained(recipe=recipe, optimizer=other, folder=tmp_path, resume=True)
     same_weights(trained(recipe=recipe, optimizer=make, folder=tmp_path, resume=True), expected)
 
 

@@ -18,7 +18,7 @@ from covey import Machine, Recipe, fit
 from covey.data import Augment
 from covey.errors import StoreError
 from covey.tensor_files import write_tensors
-from covey.train import checkpoint
+from covey.train import checkpoint, same_run
 
 QUIET = Machine(accelerator="cpu", progress=False)
 RECIPE = Recipe(
@@ -109,11 +109,11 @@ def test_settings_that_a_checkpoint_does_not_know_had_their_default():
         "data": {"source": "a"},
     }
     was = {"recipe": {"lr": 0.1, "schedule": {"kind": "cosine"}}, "data": {"source": "a"}}
-    checkpoint.check_settings("it", was, now)
+    same_run.check_settings("it", was, now)
     with pytest.raises(StoreError, match=r": schedule.warmup was 0.0 and is 2.0"):
-        checkpoint.check_settings("it", was, {"recipe": {"schedule": {"warmup": 2.0}}})
+        same_run.check_settings("it", was, {"recipe": {"schedule": {"warmup": 2.0}}})
     with pytest.raises(StoreError, match=r": old was None, and this covey has no such setting"):
-        checkpoint.check_settings("it", {"recipe": {"lr": 0.1, "old": None}}, {"recipe": {"lr": 0.1}})
+        same_run.check_settings("it", {"recipe": {"lr": 0.1, "old": None}}, {"recipe": {"lr": 0.1}})
 
 
 def rewritten(folder, dropped="nothing", **changes):

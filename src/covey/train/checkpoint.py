@@ -7,12 +7,9 @@ the minibatches consumed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,10 @@ from torch import Tensor
 from covey import layout
 from covey.errors import CoveyError, StoreError, TrainingError, reason
 from covey.files import whole
-from covey.quantiles import Quantiles
 from covey.run import WAYS
 from covey.schema import Both, Either, Many, Maybe, Named, Number, Plain, Record, Truth, Whole, Word, check
 from covey.tensor_files import listing, read_tensors, write_tensors
-from covey.train.recipe import Recipe
+from covey.train import same_run
 from covey.train.state import Job, State
 
 FORMAT = 2
@@ -132,7 +128,7 @@ def save(job: Job, state: State) -> Path | None:
         "layout": state.ensemble.layout.to_dict(),
         "optimizer": _plain_state(state),
         "precision": job.fabric.strategy.precision.state_dict(),
-        "settings": settings(job),
+        "settings": same_run.settings(job),
         "tensors": listing(tensors),
     }
     if job.optimizer is not None:
@@ -300,40 +296,6 @@ def _described(tensor: Tensor | None) -> str:
     return "no such tensor" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
-def settings(job: Job) -> dict[str, Any]:
-    """What a resumed run must have in common with the one before, as JSON holds it."""
-    recipe = asdict(job.recipe)
-    recipe.pop("checkpoint")
-    record = {key: job.data.record.get(key) for key in ("source", "indices_sha256")}
-    found = {"recipe": recipe, "method": job.way, "data": record, "own": _own(job)}
-    return json.loads(json.dumps(found, default=str))
-
-
-def _own(job: Job) -> dict[str, str | None]:
-    """What the user brought of functions and weights, in words that are the same for the same thing."""
-    data = job.data
-    return {
-        "loss": None if isinstance(job.loss, str) else _called(job.loss),
-        "optimizer": _called(job.optimizer),
-        "schedule": _called(job.schedule),
-        "transform": _called(data.transform),
-        "class_weight": None if data.class_weights is None else str(data.class_weights.tolist()),
-        "sample_weight": None
-        if data.sample_weights is None
-        else hashlib.sha256(repr(data.sample_weights.tolist()).encode()).hexdigest(),
-    }
-
-
-def _called(function: Any) -> str | None:
-    """A function's name, or an object's description without its place in memory."""
-    if function is None:
-        return None
-    if isinstance(function, Quantiles):
-        return str(function)  # with its levels
-    inner = getattr(function, "func", function)  # of functools.partial
-    return str(getattr(inner, "__qualname__", type(inner).__qualname__))
-
-
 def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
     """What an optimiser keeps of a group besides its parameters, as JSON holds it."""
     plain = (str, int, float, bool, type(None), tuple, list)
@@ -344,38 +306,6 @@ def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
             "checkpoint cannot hold. Train without a folder, or choose another optimiser."
         )
     return {key: value for key, value in group.items() if key != "params"}
-
-
-def check_settings(path: Path, stored: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on with other settings than those of the checkpoint.
-
-    A setting that the checkpoint does not name is one that covey did not have then: it had what is the default now.
-    """
-    defaults = {"recipe": json.loads(json.dumps(asdict(Recipe()), default=str))}
-    for part in now:
-        # A setting of the recipe is known by its own name, to users of the command line too.
-        where = "" if part == "recipe" else part
-        found = _difference(where, stored.get(part, {}), now[part], defaults.get(part))
-        if found is not None:
-            raise StoreError(
-                f"{path} was written with other settings: {found}. Resume with the same, or start in another folder."
-            )
-
-
-def _difference(where: str, stored: Any, now: Any, default: Any) -> str | None:
-    """The first setting that differs, in words."""
-    if not isinstance(stored, dict) or not isinstance(now, dict):
-        return None if stored == now else f"{where} was {stored!r} and is {now!r}"
-    defaults = default if isinstance(default, dict) else {}
-    for key in now:
-        was = stored.get(key, defaults.get(key))
-        found = _difference(f"{where}.{key}".lstrip("."), was, now[key], defaults.get(key))
-        if found is not None:
-            return found
-    for key in stored:
-        if key not in now:
-            return f"{where}.{key} was {stored[key]!r}, and this covey has no such setting".lstrip(".")
-    return None
 
 
 def _files(run: Path) -> list[Path]:

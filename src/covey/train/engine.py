@@ -22,7 +22,7 @@ from covey.method import Method, Training
 from covey.seeds import random_state_kept
 from covey.store import save as save_ensemble
 from covey.tables import counted
-from covey.train import checkpoint, history, record
+from covey.train import checkpoint, history, record, same_run
 from covey.train.callbacks import Callbacks
 from covey.train.history import History
 from covey.train.launching import launched
@@ -245,7 +245,7 @@ def _restore(job: Job, network: nn.Module | Sequence[nn.Module]) -> tuple[State 
         _log.info("no checkpoint in %s, so the run starts from the beginning", job.folder)
         return None, None
     path, about, tensors = found
-    checkpoint.check_settings(path, with_more_epochs(path, about, job), checkpoint.settings(job))
+    same_run.check_settings(path, with_more_epochs(path, about, job), same_run.settings(job))
     checkpoint.check_place(path, about, job)
     ensemble: nn.Module | Sequence[nn.Module] = network
     for phase in job.phases[: about["phase"] + 1]:
