@@ -5,6 +5,7 @@ Every mistake stands in a table: what is typed, and words of the answer. All of 
 
 import re
 import shlex
+import shutil
 import warnings
 from pathlib import Path
 
@@ -242,6 +243,20 @@ RUNS = [
     ("evaluate run --ood nowhere", "'nowhere' is neither a known data set"),
     ("evaluate run --ood n.csv", "is a table, but the network was trained on inputs of shape 1 x 8 x 8"),
     ("evaluate run --network nets.py:make", "the network of run is mlp, no Python file"),
+    ("train t.csv single", "takes a method first, and data behind a flag: covey train METHOD --data t.csv"),
+    ("train single --method packed", r"has no flag --method\.$"),
+    (
+        "predict t.csv table",
+        "t.csv is no finished run of `covey train`: it is a file; the folder of a run comes first",
+    ),
+    ("show run/ensemble", "it lies in one, run"),
+    ("bench file.txt", "file.txt is no finished run of `covey train`: it is a file"),
+    (
+        "predict mixed n.csv",
+        "do not belong together: its ensemble is one for classification, and its settings are of",
+    ),
+    ("show cut", "history.csv is empty: it was cut short"),
+    ("networks lenet5x", "`covey networks` lists all, besides any 'wrn-D-K', and says how to name"),
     ("predict", r"covey predict needs FOLDER \(of the run.*\) and INPUT \("),
     ("predict run", r"covey predict needs INPUT \(an image"),
     ("predict run nowhere.npy", "nowhere.npy is not there"),
@@ -353,7 +368,7 @@ PYTHON = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with data, good and bad, and three small runs."""
+    """A folder with data, good and bad, three small runs, and two whose files were changed."""
     folder = tmp_path_factory.mktemp("mistakes")
     _write_files(folder)
     _write_images(folder)
@@ -365,6 +380,10 @@ def place(tmp_path_factory):
         assert main(shlex.split(f"train single {quick} --samples 60 --folder run")) == 0
         assert main(shlex.split(f"train single {quick} {table} --folder table")) == 0
         assert main(shlex.split(f"train single {quick} --data n.csv --target y --folder numbers")) == 0
+    shutil.copytree(folder / "table", folder / "mixed")
+    shutil.copy(folder / "numbers" / "settings.json", folder / "mixed")
+    shutil.copytree(folder / "table", folder / "cut")
+    (folder / "cut" / "history.csv").write_text("")
     return folder
 
 

@@ -17,6 +17,7 @@ from covey.cli.settings import Dataset, usual_network
 from covey.cli.train import TrainFlags, first_line
 from covey.data import download
 from covey.data.show import contact_sheet, list_known, summary
+from covey.errors import StoreError
 from covey.schema import read_text
 from covey.tables import number, text_table
 from covey.train import Recipe
@@ -146,7 +147,10 @@ def show(args: Sequence[str]) -> int:
 
 def _history(folder: Path) -> str:
     """The epochs of a run as a table: all of a short one, the first and the last of a long one."""
-    headings, *rows = csv.reader(read_text(folder / HISTORY).splitlines())
+    lines = read_text(folder / HISTORY).splitlines()
+    if not lines:
+        raise StoreError(f"{folder / HISTORY} is empty: it was cut short.")
+    headings, *rows = csv.reader(lines)
     table = [[_shown(cell) for cell in row] for row in rows]
     if len(rows) > 2 * SHOWN:
         table[SHOWN:-SHOWN] = [["..."] * len(headings)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
@@ -131,7 +132,14 @@ def _check_names(command: str, flags: Mapping[str, Flag], args: Sequence[str]) -
     for word in args:
         name = word.partition("=")[0].replace("_", "-")
         if name.startswith("--") and name not in known:
-            raise UsageError(f"{command} has no flag {name}{suggest(name, sorted(known))}.")
+            raise UsageError(f"{command} has no flag {name}{_nearest(name, known)}.")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The nearest flags, in a clause: the dashes that all begin with make none of them nearer."""
+    plain = {flag.removeprefix("--"): flag for flag in sorted(known) if flag.startswith("--")}
+    told = suggest(name.removeprefix("--"), plain)
+    return re.sub(r"'([^']+)'", lambda found: repr(plain[found[1]]), told)
 
 
 def _run_tyro(kind: type, command: str, args: Sequence[str], about: str) -> Any:

@@ -26,6 +26,7 @@ from covey.errors import OptionError, StoreError
 from covey.files import write_text
 from covey.locks import locked
 from covey.networks.layers import origin_of
+from covey.quantiles import KIND, kind_of
 from covey.report import Run
 from covey.schema import Both, Maybe, Named, Number, Record, Word, check, parse_json, read_json, read_text
 from covey.scores import Cost, Evaluation, evaluate, stored
@@ -299,7 +300,8 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 def existing(folder: str) -> Path:
     """The folder of a run, if it is there."""
     if not Path(folder).is_dir():
-        raise StoreError(f"{folder} is no finished run of `covey train`: there is no such folder.")
+        why = "it is a file" if Path(folder).exists() else "there is no such folder"
+        raise StoreError(f"{folder} is no finished run of `covey train`: {why}.")
     return Path(folder)
 
 
@@ -309,10 +311,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not os.path.lexists(path) and os.path.lexists(folder / record.FILE):
         return _read_fit(folder / record.FILE)
     if not os.path.lexists(path):
-        raise StoreError(f"{folder} is no finished run of `covey train`: it has no {SETTINGS}.")
+        raise StoreError(f"{folder} is no finished run of `covey train`: {_no_run(folder)}.")
     found = read_json(path, SPEC)
     check_record(found["record"], str(path))
     return found
+
+
+def _no_run(folder: Path) -> str:
+    """Why a path is no run, and which one was meant if it lies in one."""
+    if (folder.parent / SETTINGS).is_file():
+        return f"it lies in one, {folder.parent}"
+    return f"it has no {SETTINGS}" if folder.is_dir() else "it is a file; the folder of a run comes first"
 
 
 def _read_fit(path: Path) -> dict[str, Any]:
@@ -357,7 +366,7 @@ def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
                 f"{folder} was trained by covey.fit with a network of your own: name the function that makes it, "
                 "--network FILE.py:FUNCTION, which is run."
             )
-        return load(folder / "ensemble").eval()
+        return _checked(load(folder / "ensemble").eval(), stored, folder)
     named = replace(network, network=code).absolute()
     if not named.code:
         raise OptionError(
@@ -371,7 +380,19 @@ def read_ensemble(folder: Path, code: str | None = None) -> Ensemble:
         if not by_fit and from_file.digest(name) not in stored.get("code", {}).values():
             _log.warning("%s was changed since %s was trained with it", name, folder)
     made = named.made(stored["record"], settings_of(stored).recipe)
-    return load(folder / "ensemble", made[0] if len(made) == 1 else made).eval()
+    ensemble = load(folder / "ensemble", made[0] if len(made) == 1 else made)
+    return _checked(ensemble.eval(), stored, folder)
+
+
+def _checked(ensemble: Ensemble, stored: Mapping[str, Any], folder: Path) -> Ensemble:
+    """Refuse an ensemble of numbers beside settings of classes, or the other way round: answers would be nonsense."""
+    predicts_numbers = kind_of(ensemble.task) in ("regression", "gaussian", KIND)
+    if BY_FIT not in stored and predicts_numbers != (stored["record"]["task"] == "regression"):
+        raise StoreError(
+            f"the files of {folder} do not belong together: its ensemble is one for {ensemble.task}, and its settings "
+            f"are of data for {stored['record']['task']}."
+        )
+    return ensemble
 
 
 def read_network(folder: Path, ensemble: Ensemble, code: str | None = None) -> nn.Module:

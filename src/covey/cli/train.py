@@ -204,6 +204,10 @@ def train_help() -> str:
 
 def _method_first(args: Sequence[str]) -> tuple[str | None, list[str]]:
     if args and not args[0].startswith("-"):
+        if args[0] not in registry.names() and Path(args[0]).exists():
+            raise UsageError(
+                f"covey train takes a method first, and data behind a flag: covey train METHOD --data {args[0]}"
+            )
         registry.lookup(args[0])
         return args[0], list(args[1:])
     return None, list(args)

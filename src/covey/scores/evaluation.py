@@ -181,7 +181,9 @@ class Evaluation:
         try:
             stored = read_json(folder / SCORES_FILE)
         except StoreError as problem:
-            raise EvaluationError(f"{folder}: no readable {SCORES_FILE} ({problem})") from problem
+            raise EvaluationError(
+                f"{folder}: no readable {SCORES_FILE} ({problem}); evaluate again to write it anew"
+            ) from problem
         found = Evaluation.from_dict(stored)
         if not outputs or not os.path.lexists(folder / OUTPUTS_FILE):
             return found

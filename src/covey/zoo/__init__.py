@@ -194,8 +194,8 @@ def find(name: str) -> Network:
         depth, width = map(int, wide.groups())
         return Network(WideResNet, {"depth": depth, "width": width}, f"Wide ResNet {depth}-{width}", _CIFAR)
     raise OptionError(
-        f"there is no network {name!r}{suggest(name, NETWORKS)}; `covey networks` and "
-        "covey.zoo.NETWORKS list all, besides any 'wrn-D-K', and say how to name one of your own"
+        f"there is no network {name!r}{suggest(name, NETWORKS)}; `covey networks` "
+        "lists all, besides any 'wrn-D-K', and says how to name one of your own"
     )
 
 
