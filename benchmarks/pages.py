@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from deployed import deployed
+from fronts import FRONTS
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
 from verdicts import budgets, verdicts
 
 from covey.files import write_text
-from covey.report.style import PAPER, SOFT, blank, finish, looks, styled
 
 DOCS = ROOT / "docs"
 FIGURES: dict[Path, str] = {}  # drawn on the way, and written with the pages
@@ -71,49 +71,11 @@ def promise_figure() -> str:
     found = read(PROMISE)
     if found is None or len(rows(found)) < 3:  # a curve needs more than one point
         return waiting(PROMISE)
-    table = rows(found)
     paths = []
-    with styled():
-        for name, path, words in (
-            ("promise-nll", ("scores", "ensemble", "nll"), "NLL, lower is better"),
-            ("promise-auroc", ("scores", "ood", "mean", "entropy", "auroc"), "OOD AUROC, higher is better"),
-        ):
-            FIGURES[DOCS / "assets" / f"{name}.svg"] = _front(table, path, words)
-            paths.append(f"![{words}, against multiply-adds over the single network's](assets/{name}.svg)")
+    for name, front in FRONTS.items():
+        FIGURES[DOCS / "assets" / f"{name}.svg"] = front.drawn(rows(found))
+        paths.append(f"![{front.words}, against multiply-adds over the single network's](assets/{name}.svg)")
     return "\n\n".join(paths)
-
-
-def _front(table: Mapping[str, Row], path: tuple[str, ...], words: str) -> str:
-    look = looks(list(table), "single")
-    single = table["single"]
-    figure, axes = blank((6.4, 4.0))
-    widths = []
-    for label, row in table.items():
-        cost = row.mean("cost", "multiply_adds") / single.mean("cost", "multiply_adds")
-        scores = row.values(*path)
-        if not scores:
-            continue
-        if label.startswith("single"):
-            widths.append((cost, fmean(scores)))
-        spread = stdev(scores) if len(scores) > 1 else None
-        style = look["single" if label.startswith("single") else label]
-        axes.errorbar(cost, fmean(scores), yerr=spread, color=style.colour, elinewidth=1)
-        axes.plot(
-            cost,
-            fmean(scores),
-            style.marker,
-            color=style.colour,
-            mec=PAPER,
-            ms=7,
-            label=WORDS.get(label, label),
-        )
-    axes.plot(*zip(*sorted(widths), strict=True), color=SOFT, lw=1, ls=":")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}\u00d7")
-    axes.set_xlabel("multiply-adds over the single network's")
-    axes.set_ylabel(words)
-    axes.legend(fontsize=6, ncols=2, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return finish(figure, "promise", words, words).file
 
 
 # --- tables: ranks over sets ------------------------------------------------------------------------------
