@@ -35,6 +35,7 @@ TRAIN = [
     ("train singel", "there is no method 'singel'; the nearest names are 'single'"),
     ("train single --epoch 3", "has no flag --epoch; the nearest names are '--epochs'"),
     ("train single --epochs", "--epochs needs a value|--epochs"),
+    ("train single --quantiles --epochs 1", "--quantiles takes levels between 0 and 1 that rise.*got none"),
     ("train single --epochs many", "--epochs is a whole number; got 'many'"),
     ("train single --epochs 1.5", "--epochs is a whole number; got '1.5'"),
     ("train single --epochs 0", "epochs is a whole number of at least 1; got 0"),

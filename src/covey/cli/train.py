@@ -184,6 +184,10 @@ def read_run(
     }
     about = (registry.lookup(name).__doc__ or "").strip().split("\n\n")[0]
     found = parse(command, parts, args, about=" ".join(about.split()))
+    if "--quantiles" in args and not found["recipe"].quantiles:
+        raise UsageError(
+            "--quantiles takes levels between 0 and 1 that rise, such as 0.05 0.5 0.95; got none."
+        )
     settings = Settings(
         method=name,
         options=found["options"],
