@@ -6,7 +6,7 @@ from torch import nn
 
 import covey
 from covey import run as runs
-from covey.run import WAYS
+from covey.ways import WAYS, Inputs
 from law_networks import NETWORKS, network
 
 
@@ -196,7 +196,7 @@ def test_auto_measures_no_longer_than_it_takes_to_know(
         return torch.zeros(2, 4, 2)
 
     monkeypatch.setattr(runs._Race, "_timed", timed)
-    assert runs.tune(ens, range(2), runs.Inputs((x,), {})) == chosen
+    assert runs.tune(ens, range(2), Inputs((x,), {})) == chosen
     assert len(run) == passes
 
 

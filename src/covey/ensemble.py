@@ -35,6 +35,7 @@ from covey.networks.modes import modes_kept
 from covey.networks.statistics import refresh_statistics
 from covey.parameterization import Parameterization, places
 from covey.tensors import dense_gradient
+from covey.ways import WAYS, Inputs
 
 
 class Ensemble(nn.Module):
@@ -53,7 +54,7 @@ class Ensemble(nn.Module):
         output: which part of what the network returns is the answer.
         seed: of the random choices that conversion made.
         checked: what conversion found out about the members; see `covey.convert(check=...)`.
-        runs: how members run in train and in eval mode: a name of `covey.run.WAYS`, or "auto".
+        runs: how members run in train and in eval mode: a name of `covey.ways.WAYS`, or "auto".
         measured: the sizes of images that "auto" chose on, in train and in eval mode.
         acting: whether weights that can act on activations do; otherwise every member's weights are made.
         temperature: calibrates the probabilities, if it is set.
@@ -113,10 +114,10 @@ class Ensemble(nn.Module):
         inputs = self.inputs(args, kwargs, len(chosen) if per_member else None)
         return runs.run(self, chosen, inputs)
 
-    def inputs(self, args: tuple, kwargs: dict[str, Any], count: int | None = None) -> runs.Inputs:
+    def inputs(self, args: tuple, kwargs: dict[str, Any], count: int | None = None) -> Inputs:
         """Inputs as members get them: in the memory format, and copied where a member could change another's."""
         copied = any(record["writes_inputs"] is not False for record in self.records)
-        return runs.Inputs(args, kwargs, count, self.memory_format, copied)
+        return Inputs(args, kwargs, count, self.memory_format, copied)
 
     @property
     def moves(self) -> bool:
@@ -163,8 +164,8 @@ class Ensemble(nn.Module):
 
     @run.setter
     def run(self, choice: str) -> None:
-        if choice not in ("auto", *runs.WAYS):
-            raise OptionError(f"run is one of {', '.join(map(repr, ('auto', *runs.WAYS)))}; got {choice!r}.")
+        if choice not in ("auto", *WAYS):
+            raise OptionError(f"run is one of {', '.join(map(repr, ('auto', *WAYS)))}; got {choice!r}.")
         self.runs = {"train": choice, "eval": choice}
         self.measured = {}
 

@@ -41,7 +41,6 @@ from covey.losses import loss_of
 from covey.networks.anatomy import Anatomy, listing, recalled
 from covey.networks.constants import first_other
 from covey.networks.copies import hollow
-from covey.run import WAYS
 from covey.schema import (
     LARGEST,
     Either,
@@ -60,6 +59,7 @@ from covey.schema import (
 from covey.seeds import random_state_kept
 from covey.tensor_files import Header, digest, read_header, read_tensors, write_tensors
 from covey.version import __version__
+from covey.ways import WAYS
 from covey.zoo import names
 
 FORMAT = 2

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import covey
-from covey.run import WAYS
 from covey.scores import fit_conformal, fit_temperature
+from covey.ways import WAYS
 from law_networks import NETWORKS, call, network
 from test_laws import IMPOSSIBLE, METHODS, M, apart, ensemble_of
 

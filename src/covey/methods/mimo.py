@@ -31,8 +31,8 @@ from covey.options import check_between, check_choice, check_whole
 from covey.parameterization import Group, Parameterization
 from covey.parts.joint import INPUT, OWN, STEM, Several
 from covey.parts.plain import Replicated, assemble, stack
-from covey.run import Inputs
 from covey.tensors import Tensors, dense_gradient
+from covey.ways import Inputs
 
 if TYPE_CHECKING:
     from typing_extensions import Self

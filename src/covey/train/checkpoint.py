@@ -19,11 +19,11 @@ from torch import Tensor
 from covey import layout
 from covey.errors import CoveyError, StoreError, TrainingError, reason
 from covey.files import whole
-from covey.run import WAYS
 from covey.schema import Both, Either, Many, Maybe, Named, Number, Plain, Record, Truth, Whole, Word, check
 from covey.tensor_files import listing, read_tensors, write_tensors
 from covey.train import same_run
 from covey.train.state import Job, State
+from covey.ways import WAYS
 
 FORMAT = 2
 _RUN = Word(("auto", *WAYS))
