@@ -64,14 +64,16 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """A clause that names the nearest known names, to end an error message with.
+
+    Names that are alike in a smaller share of their letters than `cutoff` are not near.
 
     >>> suggest("fc.wieght", ["fc.weight", "conv.weight", "conv.bias"])
     "; the nearest names are 'fc.weight', 'conv.weight'"
     """
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
     if near:
         return "; the nearest names are " + ", ".join(map(repr, near))
     if 0 < len(known) <= _FEW:

@@ -138,7 +138,7 @@ def _check_names(command: str, flags: Mapping[str, Flag], args: Sequence[str]) -
 def _nearest(name: str, known: Iterable[str]) -> str:
     """The nearest flags, in a clause: the dashes that all begin with make none of them nearer."""
     plain = {flag.removeprefix("--"): flag for flag in sorted(known) if flag.startswith("--")}
-    told = suggest(name.removeprefix("--"), plain)
+    told = suggest(name.removeprefix("--"), plain, cutoff=0.6)
     return re.sub(r"'([^']+)'", lambda found: repr(plain[found[1]]), told)
 
 
