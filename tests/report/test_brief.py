@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -45,6 +47,26 @@ def test_no_gain_is_said(make_runs: Callable) -> None:
         "No method is better than Single in NLL by more than the noise of 3 seeds."
     )
     assert brief(runs).endswith("Nothing was compared.")
+
+
+def test_a_method_that_is_ahead_in_every_seed_is_named_with_the_seeds_that_would_tell(
+    make_runs: Callable,
+) -> None:
+    runs = only(make_runs((0, 1, 2)), "Single")
+    again = [
+        _lower(replace(run, method="again"), gain)
+        for run, gain in zip(runs, (0.001, 0.02, 0.08), strict=True)
+    ]
+    sentence = brief([*runs, *again]).splitlines()[-1]
+    start = "No method is better than Single in NLL by more than the noise of 3 seeds. In each of them again has a"
+    assert sentence.startswith(start)
+    assert re.search(r"; about \d+ seeds would tell\.$", sentence)
+
+
+def _lower(run: Run, gain: float) -> Run:
+    scores = copy.deepcopy(run.evaluation.scores)
+    scores["ensemble"]["nll"] -= gain
+    return replace(run, evaluation=replace(run.evaluation, scores=scores))
 
 
 def test_one_seed_decides_nothing(make_runs: Callable) -> None:

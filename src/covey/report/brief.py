@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from covey.tables import text_table
 
+from .answers import seeds_needed
 from .results import MethodRuns, Results, Run, gather
 from .table import SCORES, Column, shown, times, verdict, written
 
@@ -82,14 +83,38 @@ def _gained(results: Results) -> str:
         if verdict(results, method, base, column) == "better":
             better.append(method)
     if not better:
-        noise = f"the noise of {results.seeds} seeds"
-        return f"No method is better than {base.name} in {column.title} by more than {noise}."
+        return _undecided(results, column)
     cheapest = min(better, key=lambda method: results.ratio(method, "stored") or float(method.members))
     sentence = f"Gained: {_gain(results, cheapest, column)}."
     best = min(better, key=lambda method: _mean(method, column))  # lower is better for all of GAINS
     if best is not cheapest:
         sentence += f" Best: {_gain(results, best, column)}."
     return sentence
+
+
+def _undecided(results: Results, column: Column) -> str:
+    """That nothing is more than noise; and where a method is ahead in every seed, how many seeds would tell."""
+    base, noise = results.baseline, f"the noise of {results.seeds} seeds"
+    sentence = f"No method is better than {base.name} in {column.title} by more than {noise}."
+    ahead = [
+        method
+        for method in results.methods
+        if method.name != base.name and _always_lower(method, base, column)
+    ]
+    if not ahead:
+        return sentence
+    cheapest = min(ahead, key=lambda method: results.ratio(method, "stored") or float(method.members))
+    comparison = results.against(cheapest, base, column.key)
+    needed = None if comparison is None else seeds_needed(comparison)
+    many = "more" if needed is None or needed <= results.seeds else f"about {needed}"
+    return f"{sentence} In each of them {_gain(results, cheapest, column)}; {many} seeds would tell."
+
+
+def _always_lower(method: MethodRuns, base: MethodRuns, column: Column) -> bool:
+    """Whether a method has the lower score in every seed that both have."""
+    own, others = method.values(column.key), base.values(column.key)
+    shared = own.keys() & others.keys()
+    return bool(shared) and all(own[seed] < others[seed] for seed in shared)
 
 
 def _gain(results: Results, method: MethodRuns, column: Column) -> str:
