@@ -120,7 +120,9 @@ def _always_lower(method: MethodRuns, base: MethodRuns, column: Column) -> bool:
 def _gain(results: Results, method: MethodRuns, column: Column) -> str:
     base = results.baseline
     share = 1 - _mean(method, column) / _mean(base, column)
-    text = f"{method.name} has a {100 * share:.0f} % lower {column.title} than {base.name}"
+    percent = f"{100 * share:.0f}"
+    article = "an" if percent.startswith("8") or percent in ("11", "18") else "a"
+    text = f"{method.name} has {article} {percent} % lower {column.title} than {base.name}"
     if _mean(base, column) <= 0:  # a share of a density's logarithm means nothing
         text = f"{method.name} has {column.title} {_mean(method, column):.3f}, {base.name} {_mean(base, column):.3f}"
     accuracy = next((one for one in SCORES if one.key == "accuracy"), None)
