@@ -22,7 +22,8 @@ from covey import zoo
 from covey.cli.memory import keep_freed_memory
 from covey.data import Augment, Data, Split
 from covey.train.alone import Alone
-from covey.train.prepare import make_job, settle
+from covey.train.prepare import make_job
+from covey.train.settling import settle
 from covey.train.state import Job, State
 from covey.train.steps import STEPS
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +163,22 @@ def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str
 
 
 def _in_processes(planned: Iterable[PlannedRun], jobs: int) -> Iterator[tuple[PlannedRun, str | None]]:
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_end_with_parent) as pool:
         waiting = {pool.submit(do_run, _quiet(one)): one for one in planned}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
+
+
+def _end_with_parent() -> None:
+    """Leave nothing behind: a process whose parent is killed ends too. Its run goes on from the last checkpoint."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _on_ray(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:
