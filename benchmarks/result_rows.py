@@ -17,6 +17,7 @@ WORDS = {
     "single network_option=[width=22]": "single, 1.4 times as wide",
     "single network_option=[width=32]": "single, twice as wide",
     "mc-dropout p=0.1 after=[stages.0 stages.1 stages.2 stages.3]": "mc-dropout",
+    "norm-ensemble init=fresh": "norm-ensemble, fresh heads",
     "late-phase collapse=false": "late-phase, members kept",
     "low-rank base=1.0": "low-rank, base trained",
     "shared-low-rank base=1.0": "shared-low-rank, base trained",
