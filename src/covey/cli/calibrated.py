@@ -78,18 +78,18 @@ def _conformal(ensemble: Ensemble, fitted: dict[str, Any], folder: Path) -> Any:
         if type(found) is not CONFORMAL.get(kind_of(ensemble.task)):
             continue
         if isinstance(found, Conformal):
-            return found if ensemble.temperature is None else _sets_at(ensemble.temperature, folder)
+            return found if ensemble.temperature is None else _sets_at(ensemble.temperature, folder, found)
         unit = read_settings(folder)["record"]["target_normalisation"]
         assert isinstance(found, Intervals | Margin)
         return found.standardised(None if unit is None else unit["std"])
     return None
 
 
-def _sets_at(temperature: Temperature, folder: Path) -> Conformal | None:
-    """Sets for probabilities at this temperature, from the stored validation outputs; None if they are gone."""
+def _sets_at(temperature: Temperature, folder: Path, like: Conformal) -> Conformal | None:
+    """Such sets for probabilities at this temperature, from the stored validation outputs; None if they are gone."""
     record = Evaluation.load(folder).record
     if record is None or record.validation is None:
         return None
     logits, labels = record.validation
     probs = Prediction(temperature.apply(logits)).probs
-    return fit_conformal(probs, labels, kind="threshold")
+    return fit_conformal(probs, labels, alpha=like.alpha, kind=like.kind)

@@ -20,7 +20,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def duplicate(network: Network, twins: Mapping[int, Any] | None = None) -> Network:
-    """What `copy.deepcopy` makes of a network, in about half the time.
+    """What `copy.deepcopy` makes of a network, in about 0.6 of the time.
 
     Args:
         network: any module.
