@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 from deployed import deployed
 from fronts import FRONTS
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
-from verdicts import budgets, verdicts
+from conclusions import budgets, verdicts
 
 from covey.files import write_text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,3 +26,11 @@ def test_what_it_imports_is_there(path: Path) -> None:
         found = importlib.import_module(module)
         if not hasattr(found, name):
             importlib.import_module(f"{module}.{name}")
+
+
+def test_helpers_of_tests_and_benchmarks_have_names_of_their_own() -> None:
+    """They are imported by name alone: of two, a test would get the one that its worker imported first."""
+    root = Path(__file__).parents[1]
+    names = Counter(path.stem for folder in ("tests", "benchmarks") for path in (root / folder).rglob("*.py"))
+    programs = {"conftest", "run"}
+    assert not {name for name, times in names.items() if times > 1} - programs

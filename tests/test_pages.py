@@ -56,7 +56,7 @@ def _run(label: str, repeat: int, cost: float, nll: float) -> dict:
 
 
 def _table(nlls: list[float]):
-    made = importlib.import_module("verdicts")
+    made = importlib.import_module("conclusions")
     runs = [_run("single", k, 1.0, 0.5) for k in range(len(nlls))]
     runs += [_run("single width=2", k, 4.0, 0.3) for k in range(len(nlls))]
     runs += [_run("packed", k, 2.0, nll) for k, nll in enumerate(nlls)]
@@ -73,7 +73,7 @@ def test_a_method_is_held_against_a_single_network_of_its_multiply_adds() -> Non
     ("found", "verdict"), [([0.05], 0), ([0.05, 0.0501], 1), ([-0.05, -0.0501], -1), ([0.05, -0.04], 0)]
 )
 def test_only_what_a_paired_test_tells_from_chance_is_sure(found: list[float], verdict: int) -> None:
-    made = importlib.import_module("verdicts")
+    made = importlib.import_module("conclusions")
     assert made.sure(found) == verdict
 
 

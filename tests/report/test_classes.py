@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pages import Page
+from parsed_page import Page
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from covey.combine import Prediction

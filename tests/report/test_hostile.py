@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hostile import HOSTILE, PAYLOADS
-from pages import Page, sha256
+from parsed_page import Page, sha256
 from PIL import Image, PngImagePlugin
 
 from covey.errors import StoreError

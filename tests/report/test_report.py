@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pages import Page
+from parsed_page import Page
 
 from covey.errors import EvaluationError
 from covey.report import Run, write

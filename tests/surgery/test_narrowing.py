@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from covey.errors import ConversionError, OptionError
 from covey.surgery import Narrowed, apply_edits, narrow, slice_weights
-from networks import CASES, Attention, Dense, ViT
+from narrow_networks import CASES, Attention, Dense, ViT
 
 
 def shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
