@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from conclusions import budgets, verdicts
 from deployed import deployed
 from fronts import FRONTS
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
-from conclusions import budgets, verdicts
 
 from covey.files import write_text
 

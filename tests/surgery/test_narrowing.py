@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from narrow_networks import CASES, Attention, Dense, ViT
 from torch import Tensor, nn
 
 from covey.errors import ConversionError, OptionError
 from covey.surgery import Narrowed, apply_edits, narrow, slice_weights
-from narrow_networks import CASES, Attention, Dense, ViT
 
 
 def shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
