@@ -275,6 +275,7 @@ for folder in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("methods", [list(METHODS)[::2], list(METHODS)[1::2]])
 def test_a_fresh_process_loads_the_same_ensemble(methods: list[str], tmp_path: Path) -> None:
     """One process loads those of many methods, because starting it takes longer than loading."""
@@ -448,10 +449,9 @@ def test_it_is_a_module_like_any_other(method: str, name: str) -> None:
         same(out.double(), expected, 2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised inside dynamo
-@pytest.mark.parametrize(
-    ("name", "mode"), [("mlp", True), pytest.param("convnet", False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "mode"), [("mlp", True), ("convnet", False)])
 @pytest.mark.parametrize("method", METHODS)
 def test_it_compiles(method: str, name: str, mode: bool) -> None:
     """Outputs, and in train mode gradients, of the compiled ensemble are those of the ensemble."""

@@ -88,6 +88,7 @@ def test_any_image(members: int, batch: int, groups: int, last: bool) -> None:
         torch.testing.assert_close(ens(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_inductor_compiles_it() -> None:
@@ -137,6 +138,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Any) -> None:
     command = [sys.executable, "-c", _WORKER]
     workers = [
@@ -149,7 +151,12 @@ def test_two_processes_train_as_one(tmp_path: Any) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("resnet10t", 32), ("mobilenetv3_small_050", 32), ("vit_tiny_patch16_224", 32), ("convnext_atto", 32)],
+    [
+        ("resnet10t", 32),
+        pytest.param("mobilenetv3_small_050", 32, marks=pytest.mark.slow),
+        pytest.param("vit_tiny_patch16_224", 32, marks=pytest.mark.slow),
+        pytest.param("convnext_atto", 32, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
 def test_networks_of_timm(timm: Any, name: str, size: int, method: covey.Method) -> None:

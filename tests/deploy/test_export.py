@@ -259,6 +259,7 @@ class Recurrent(nn.Module):
         return self.head(self.layer(x)[0][:, -1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [nn.RNN, nn.LSTM])
 def test_recurrent_layers(layer: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -57,6 +57,7 @@ def inputs(network: type[nn.Module], length: int, seed: int = 0) -> Tensor:
     return torch.randn(4, length, 5) if network is Recurrent else torch.randint(0, 20, (4, length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [Attending, Recurrent])
 def test_any_length(network: type[nn.Module], tmp_path: Path) -> None:
     x = inputs(network, STEPS)

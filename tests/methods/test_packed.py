@@ -390,6 +390,7 @@ COUNTED_OTHERWISE = {
 }
 
 
+@pytest.mark.slow
 def test_costs_of_table_10(capsys: Any) -> None:
     path = Path(__file__).parents[2] / "benchmarks" / "packed.py"
     spec = importlib.util.spec_from_file_location("benchmark_packed", path)

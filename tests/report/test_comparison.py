@@ -27,6 +27,7 @@ def compared(methods: Any, network: Any = make, data: Any = DATA, **options: Any
     return covey.compare(network, methods, data, RECIPE, machine=QUIET, **options)
 
 
+@pytest.mark.slow
 def test_runs_are_what_fit_and_evaluate_give(tmp_path: Path) -> None:
     found = compared(
         {"one": None, "two": covey.DeepEnsemble(members=2)}, seeds=(0, 1), folder=tmp_path / "runs"

@@ -203,6 +203,7 @@ def test_drawings_keep_what_matplotlib_draws_and_nothing_else() -> None:
     assert 'id="d1-m"' in second
 
 
+@pytest.mark.slow
 def test_names_that_matplotlib_would_take_for_commands(make_runs: Callable, tmp_path: Path) -> None:
     names = ["$x_{$", "_hidden", "a" * 300, "模型 \ud800", "A", "a"]
     runs = [replace(make_runs((0, 1, 2))[0], method=name) for name in names]

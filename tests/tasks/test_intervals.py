@@ -155,6 +155,7 @@ def test_evaluation_fits_and_scores_intervals(tmp_path: Path) -> None:
     assert score(Record.load(tmp_path / "outputs.npz")).scores == found.scores
 
 
+@pytest.mark.slow
 def test_several_outputs_through_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_members_are_averaged_and_put_in_order() -> None:
     assert scores["nominal"] == pytest.approx(0.9)
 
 
+@pytest.mark.slow
 def test_it_trains_and_covers() -> None:
     x, y = noisy(1500, 0)
     recipe = Recipe(epochs=60, batch=100, optimizer="adam", lr=0.02, decay=0.0, run="loop")

@@ -179,6 +179,7 @@ def test_arrays_of_pixels_are_read_and_refused(tmp_path: Path) -> None:
         load(tmp_path / "size.npz")
 
 
+@pytest.mark.slow
 def test_shapes_through_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
