@@ -56,6 +56,25 @@ def predict(place, tmp_path, capsys):
     return run
 
 
+def test_several_sources_and_none(place, tmp_path, capsys):
+    picture(tmp_path / "one.png", 10)
+    picture(tmp_path / "more" / "two.png", 220)
+    np.save(tmp_path / "x.npy", images(2))
+    sources = [str(tmp_path / name) for name in ("one.png", "more", "x.npy")]
+    assert main(["predict", str(place / "run"), *sources]) == 0
+    together = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    apart = []
+    for source in sources:
+        assert main(["predict", str(place / "run"), source]) == 0
+        apart += csv.DictReader(io.StringIO(capsys.readouterr().out))
+    one, more, x = sources
+    assert [row.pop("input") for row in together] == [one, f"{more}{os.sep}two.png", f"{x}: 0", f"{x}: 1"]
+    assert [row.pop("input") for row in apart] == ["one.png", "two.png", "0", "1"]
+    assert together == apart
+    assert main(["predict", str(place / "run")]) == 2
+    assert "after the run; got none" in capsys.readouterr().err
+
+
 def images(count=3):
     return np.random.default_rng(0).random((count, 8, 8)).astype(np.float32)
 

@@ -35,7 +35,7 @@ class PredictFlags:
 
     Args:
         folder: of the run, or an .onnx file that `covey export` wrote.
-        input: an image, a folder of images, a table with the training columns, or an .npy or .npz array.
+        inputs: images, folders of images, tables with the training columns, or .npy or .npz arrays.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         temperature: calibrate probabilities with the temperature that `covey evaluate` fitted: "pooled" for one of the
             mean, "members" for one per member.
@@ -44,7 +44,7 @@ class PredictFlags:
     """
 
     folder: Positional[str]
-    input: Positional[str]
+    inputs: Positional[tuple[str, ...]]
     network: str | None = None
     temperature: Kind | None = None
     out: str | None = None
@@ -52,18 +52,25 @@ class PredictFlags:
 
 
 def predict(args: Sequence[str]) -> int:
-    """Predict with a trained run: covey predict FOLDER INPUT"""
+    """Predict with a trained run: covey predict FOLDER INPUT..."""
     own = parse_one("covey predict", PredictFlags, args, about="Predict with a trained run.")
     if own.out is not None and Path(own.out).suffix not in (".csv", ".json"):
         raise UsageError(f"--out is a .csv or .json file; got {own.out!r}.")
     if own.batch < 1:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
+    if not own.inputs:
+        raise UsageError(
+            "covey predict takes an image, a folder, a table or an array after the run; got none."
+        )
     answering, record, task = _answering(Path(own.folder), own)
-    names, inputs = read_inputs(own.input, record)
     rows: list[dict[str, Any]] = []
-    for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
-        rows += prediction_rows(labels, answering(prepare(part, record)), record, task)
-    _check_finite(rows, own.input)
+    for source in own.inputs:
+        names, inputs = read_inputs(source, record)
+        if len(own.inputs) > 1:
+            names = _names_in(source, names)
+        for labels, part in zip(_cut(names, own.batch), inputs.split(own.batch), strict=True):
+            rows += prediction_rows(labels, answering(prepare(part, record)), record, task)
+    _check_finite(rows, ", ".join(own.inputs))
     text = _as_csv(rows) if own.out is None or own.out.endswith(".csv") else json.dumps(rows, indent=1) + "\n"
     if own.out is None:
         sys.stdout.write(text)
@@ -74,6 +81,13 @@ def predict(args: Sequence[str]) -> int:
             raise StoreError(f"cannot write {own.out}: {reason(error)}.") from error
         print(f"{len(rows)} predictions written to {own.out}")
     return 0
+
+
+def _names_in(source: str, names: list[str]) -> list[str]:
+    """Names of inputs that say which of several sources they are from."""
+    if Path(source).is_dir():
+        return [str(Path(source) / name) for name in names]
+    return [source] if names == [Path(source).name] else [f"{source}: {name}" for name in names]
 
 
 def _answering(path: Path, own: PredictFlags) -> tuple[Callable[[Tensor], Any], dict[str, Any], str]:
