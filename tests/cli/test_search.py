@@ -1,6 +1,7 @@
 """`covey compare --search`: every method is searched as hard, by validation data alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,38 @@ def test_what_cannot_be_searched(tmp_path):
         search.searched(plan("single"), tmp_path, **given | {"count": 1})
 
 
+def test_the_better_half_meets_the_next_seed(tmp_path, capsys):
+    """A setting that was lucky with the first seed does not win by that alone."""
+    luck = {0: {0.1: -1.0, 0.2: -0.5}, 1: {0.1: 2.0}}
+    tried = []
+
+    def way(planned):
+        for one in planned:
+            rate, seed = one.settings.recipe.lr, one.settings.recipe.seed
+            tried.append((one.settings.method, seed, rate))
+            value = (
+                {0.1: 1.0, 0.2: 0.9, 0.3: 0.8, 0.4: None}[rate] if one.settings.method == "single" else rate
+            )
+            if value is not None:
+                value += luck.get(seed, {}).get(rate, 0.0)
+            one.folder.mkdir(parents=True)
+            if value is not None:
+                (one.folder / search.TRIAL).write_text(json.dumps({"score": "nll", "value": value}))
+            yield one, None
+
+    base = Settings(dataset=Dataset(data="digits"))
+    base = replace(base, recipe=replace(base.recipe, lr=0.1))
+    runs = planned_runs(base, CompareFlags(methods=("single", "multi-head"), seeds=(0, 1, 2)))
+    found = search.searched(runs, tmp_path, count=4, space=("lr=0.2,0.3,0.4",), way=way)
+    assert [rate for method, seed, rate in tried if method == "single" and seed == 1] == [0.1, 0.2]
+    assert not [seed for _, seed, _ in tried if seed == 2]  # one setting is left by then
+    assert {one.settings.recipe.lr for one in found if one.settings.method == "single"} == {0.2}
+    kept = json.loads((tmp_path / "search.json").read_text())["methods"]["single"]
+    values = {trial["settings"].get("lr", 0.1): trial["values"] for trial in kept["trials"]}
+    assert values == {0.1: [0.0, 3.0], 0.2: [0.4, 0.9], 0.3: [0.8], 0.4: [None]}
+    assert "single: lr 0.2 (validation nll 0.6500, mean of 2 seeds, best of 4)" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_best_on_validation_data_is_compared(tmp_path, capsys):
     words = ["compare", "--methods", "single", "multi-head:members=2", "--folder", str(tmp_path), *SMALL]
@@ -84,7 +117,7 @@ def test_the_best_on_validation_data_is_compared(tmp_path, capsys):
     single, several = kept["methods"]["single"], kept["methods"]["multi-head members=2"]
     tried = [trial["settings"] for trial in single["trials"]]
     assert tried == [trial["settings"] for trial in several["trials"]]
-    best = min(range(3), key=lambda k: single["trials"][k]["value"])
+    best = min(range(3), key=lambda k: single["trials"][k]["values"][0])
     assert single["chosen"] == tried[best]
     # the score is that of the validation samples, computed here from the stored network
     data = load("digits", validation=0.3)
@@ -92,7 +125,7 @@ def test_the_best_on_validation_data_is_compared(tmp_path, capsys):
     with torch.no_grad():
         logits = network(data.prepare(data.validation.inputs))
     nll = float(torch.nn.functional.cross_entropy(logits, data.validation.targets))
-    assert single["trials"][best]["value"] == pytest.approx(nll, rel=1e-4)
+    assert single["trials"][best]["values"][0] == pytest.approx(nll, rel=1e-4)
     compared = json.loads((tmp_path / "single-0" / "settings.json").read_text())
     assert compared["recipe"]["lr"] == single["chosen"].get("lr", 0.05)
     assert f"(validation nll {nll:.4f}, best of 3)" in out

@@ -39,6 +39,7 @@ class CompareFlags:
         collapsed: score every way of averaging members' weights into one network too, where members are kept.
         search: before the comparison, try so many settings of each method, the baseline too, and keep those that do
             best on validation data; 0 for none. The first is what is given, the others are drawn from the first seed.
+            Of several --seeds, the second tries the better half of them, and so on until one is left.
         space: what to search: name=low..high, drawn evenly on a logarithmic scale, or name=value,value; by default
             the learning rate from a tenth to ten times the given one.
         results: a .json file for settings, versions, wall time and raw scores of all runs; results.json in the folder

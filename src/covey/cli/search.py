@@ -1,7 +1,9 @@
 """`covey compare --search`: settings that suit each method, found on validation data before the comparison.
 
 Most differences between methods on small data are untuned learning rates. So every method, the baseline too, is
-tried with equally many settings, and with the same draws; the test data are not looked at.
+tried with equally many settings, and with the same draws; the test data are not looked at. One seed's luck is often
+larger than what a setting changes. So where the comparison has several seeds, the better half of the settings is tried
+with the second, the better half of those with the third, until one is left.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -57,10 +60,16 @@ class Space:
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried, and the validation score that they led to; None where training failed."""
+    """Settings that were tried, and the validation score that each seed led to; None where training failed."""
 
     settings: Mapping[str, Any]
-    value: float | None
+    values: list[float | None] = field(default_factory=list)
+
+    @property
+    def value(self) -> float | None:
+        """The mean over the seeds that were tried."""
+        done = [value for value in self.values if value is not None]
+        return fmean(done) if done and len(done) == len(self.values) else None
 
 
 def read_spaces(given: Sequence[str], lr: float) -> list[Space]:
@@ -114,9 +123,9 @@ def searched(
     """The same runs with the settings that did best on validation data, which are printed and kept in search.json."""
     if count < 2:
         raise UsageError(f"--search is how many settings to try, at least 2; got {count}.")
-    first: dict[str, PlannedRun] = {}
-    for one in planned:  # one run of each kind stands for its repetitions
-        first.setdefault(one.label, one)
+    repeats: dict[str, list[PlannedRun]] = {}
+    for one in planned:
+        repeats.setdefault(one.label, []).append(one)
     data = planned[0].settings.dataset.load()
     if not len(data.validation):
         raise UsageError(
@@ -124,23 +133,56 @@ def searched(
         )
     score = score_name(planned[0].settings, data.task)
     spaces = read_spaces(space, planned[0].settings.recipe.lr)
-    for one in first.values():
-        _check_free(one, spaces)
-    trials: dict[tuple[str, int], tuple[PlannedRun, dict[str, Any]]] = {}
-    for label, one in first.items():
-        for k, given in enumerate(candidates(spaces, count, one.settings.recipe.seed)):
-            with said_of("--space"):
-                settings = apply_settings(one.settings, given, OWN_LAST)
-            place = folder / "search" / f"{one.folder.name}-{k}"
-            trials[label, k] = (
-                PlannedRun(f"{label} trial {k}", settings, place, one.repeat, trial=True),
-                given,
-            )
-    _do(way, [trial for trial, _ in trials.values()])
-    found: dict[str, list[Trial]] = {label: [] for label in first}
-    for (label, _), (trial, given) in trials.items():
-        found[label].append(Trial(given, read_trial(trial.folder)))
-    return _chosen(planned, folder, found, score, spaces)
+    for runs in repeats.values():
+        _check_free(runs[0], spaces)
+    found: dict[str, list[Trial]] = {}
+    for label, runs in repeats.items():
+        given = candidates(spaces, count, runs[0].settings.recipe.seed)
+        found[label] = [Trial(settings) for settings in given]
+    best = _race(repeats, found, folder / "search", score, way)
+    return _chosen(planned, folder, found, best, score, spaces)
+
+
+def _race(
+    repeats: Mapping[str, Sequence[PlannedRun]],
+    found: Mapping[str, Sequence[Trial]],
+    folder: Path,
+    score: str,
+    way: Way,
+) -> dict[str, Trial]:
+    """Try all settings with the first seed, the better half with the second, and so on; returns the best of each."""
+    left = {label: list(trials) for label, trials in found.items()}
+    for turn in range(max(len(runs) for runs in repeats.values())):
+        tries: list[tuple[PlannedRun, Trial]] = []
+        for label, trials in left.items():
+            if turn < len(repeats[label]) and (turn == 0 or len(trials) > 1):
+                tries += [
+                    (_planned(repeats[label][turn], found[label].index(t), t, folder), t) for t in trials
+                ]
+        _do(way, [planned for planned, _ in tries])
+        for planned, trial in tries:
+            trial.values.append(read_trial(planned.folder))
+        left = {label: _better_half(label, trials, score) for label, trials in left.items()}
+    return {label: trials[0] for label, trials in left.items()}
+
+
+def _planned(one: PlannedRun, number: int, trial: Trial, folder: Path) -> PlannedRun:
+    """The run that tries these settings with a repetition's seed."""
+    with said_of("--space"):
+        settings = apply_settings(one.settings, trial.settings, OWN_LAST)
+    place = folder / f"{one.folder.name}-{number}"
+    label = f"{one.label} repetition {one.repeat} trial {number}"
+    return PlannedRun(label, settings, place, one.repeat, trial=True)
+
+
+def _better_half(label: str, trials: Sequence[Trial], score: str) -> list[Trial]:
+    """Best first; those that could not be trained are never among them."""
+    done = [trial for trial in trials if trial.value is not None]
+    if not done:
+        raise OptionError(f"--search: none of the {len(trials)} settings of {label} could be trained.")
+    sign = -1 if RISING[score] else 1
+    done.sort(key=lambda trial: sign * (trial.value or 0.0))
+    return done[: math.ceil(len(trials) / 2)]
 
 
 def _check_free(one: PlannedRun, spaces: Sequence[Space]) -> None:
@@ -162,16 +204,16 @@ def _chosen(
     planned: Sequence[PlannedRun],
     folder: Path,
     found: Mapping[str, Sequence[Trial]],
+    best: Mapping[str, Trial],
     score: str,
     spaces: Sequence[Space],
 ) -> list[PlannedRun]:
-    best = {label: _best(label, trials, score) for label, trials in found.items()}
     kept = {
         "score": f"validation {score}",
         "methods": {
             label: {
                 "chosen": best[label].settings,
-                "trials": [{"settings": trial.settings, "value": trial.value} for trial in trials],
+                "trials": [{"settings": trial.settings, "values": trial.values} for trial in trials],
             }
             for label, trials in found.items()
         },
@@ -185,17 +227,10 @@ def _chosen(
     ]
 
 
-def _best(label: str, trials: Sequence[Trial], score: str) -> Trial:
-    done = [trial for trial in trials if trial.value is not None]
-    if not done:
-        raise OptionError(f"--search: none of the {len(trials)} settings of {label} could be trained.")
-    sign = -1 if RISING[score] else 1
-    return min(done, key=lambda trial: sign * (trial.value or 0.0))
-
-
 def _sentence(label: str, best: Trial, trials: Sequence[Trial], score: str, spaces: Sequence[Space]) -> str:
     words = ", ".join(f"{name} {value}" for name, value in best.settings.items()) or "the settings as given"
-    text = f"search: {label}: {words} (validation {score} {best.value:.4f}, best of {len(trials)})"
+    seeds = f", mean of {len(best.values)} seeds" if len(best.values) > 1 else ""
+    text = f"search: {label}: {words} (validation {score} {best.value:.4f}{seeds}, best of {len(trials)})"
     for space in spaces:
         drawn = [trial.settings[space.name] for trial in trials if space.name in trial.settings]
         at_end = (
