@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 import covey
 from covey.networks.layers import Axes
 from covey.parts.acting_rank_one import RankOneWeight, outer
 from covey.parts.low_rank import LowRankWeight
+from covey.tensors import scale_gradient
 
 torch.manual_seed(0)
 
@@ -32,15 +33,16 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("gamma", [1.0, 0.25])
 @pytest.mark.parametrize("which", LAYERS)
-def test_values_gradients_and_second_derivatives(which: str) -> None:
+def test_values_gradients_and_second_derivatives(which: str, gamma: float) -> None:
     given, shape, groups = LAYERS[which]
     inputs = shape[1] * groups
     x, weight, r, s, bias = found = leaves(given, shape, (inputs,), (shape[0],), (shape[0],))
     results = []
     for w in (
-        RankOneWeight(weight, r, s, Axes(shape[0], inputs, groups)),
-        weight * outer(weight, r, s, groups),
+        RankOneWeight(weight, r, s, Axes(shape[0], inputs, groups), gamma),
+        scale_gradient(weight, gamma) * outer(weight, r, s, groups),
     ):
         if weight.ndim == 2:
             y = F.linear(x, w, bias)
@@ -77,8 +79,36 @@ def test_a_low_rank_weight_takes_any_batch(shape: tuple[int, ...], turned: bool)
     acting = F.linear(given, LowRankWeight(weight, a, b, None, None, 2.0, 0.0, Axes(7, 6)), bias)
     made = F.linear(given, weight + 2.0 * b @ a, bias)
     torch.testing.assert_close(acting, made)
-    gradients = [torch.autograd.grad(y.square().sum(), found) for y in (acting, made)]
+    firsts = [torch.autograd.grad(y.square().sum(), found, create_graph=True) for y in (acting, made)]
+    torch.testing.assert_close(*firsts)
+    seconds = [torch.autograd.grad(sum(g.square().sum() for g in first), found) for first in firsts]
+    torch.testing.assert_close(*seconds)
+
+
+@pytest.mark.parametrize("own_bias", [False, True])
+def test_low_rank_members_at_once_are_what_each_is(own_bias: bool) -> None:
+    x, weight, a, b = leaves((3, 5, 6), (7, 6), (3, 2, 6), (3, 7, 2))
+    (bias,) = leaves((3, 7) if own_bias else (7,))
+    found = [x, weight, a, b, bias]
+
+    def one(x: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(x, LowRankWeight(weight, a, b, None, None, 2.0, 0.0, Axes(7, 6)), bias)
+
+    at_once = vmap(one, in_dims=(0, 0, 0, 0 if own_bias else None))(x, a, b, bias)
+    rows = [bias[k] if own_bias else bias for k in range(3)]
+    each = torch.stack([F.linear(x[k], weight + 2.0 * b[k] @ a[k], rows[k]) for k in range(3)])
+    torch.testing.assert_close(at_once, each)
+    gradients = [torch.autograd.grad(y.square().sum(), found) for y in (at_once, each)]
     torch.testing.assert_close(*gradients)
+
+
+def test_a_low_rank_weight_takes_a_batch_of_gradients() -> None:
+    x, weight, a, b = found = leaves((5, 6), (7, 6), (2, 6), (7, 2))
+    directions = torch.randn(4, 5, 7, dtype=torch.float64)
+    y = F.linear(x, LowRankWeight(weight, a, b, None, None, 2.0, 0.0, Axes(7, 6)))
+    at_once = torch.autograd.grad(y, found, directions, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, found, one, retain_graph=True) for one in directions]
+    torch.testing.assert_close(list(at_once), [torch.stack(rows) for rows in zip(*each, strict=True)])
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ class Layer:
         """Whether features are on the last axis, as in a linear layer; else on the one after the batch."""
         return not self.stride
 
-    def run(self, x: Tensor, weight: Tensor) -> Tensor:
-        """One weight for all: (M, B, ...)."""
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """One weight and one bias for all: (M, B, ...)."""
         if self.is_linear:  # as one product of two tables, where torch may take one for each of the batch
-            return F.linear(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
+            return F.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
         options = (self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups)
-        return torch.ops.aten.convolution(x.flatten(0, 1), weight, None, *options).unflatten(0, x.shape[:2])
+        return torch.ops.aten.convolution(x.flatten(0, 1), weight, bias, *options).unflatten(0, x.shape[:2])
 
     def gradients(
         self, grad: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]
@@ -173,6 +173,29 @@ def _opened(function: Any) -> Callable:
     )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
+
+
+def as_autocast(x: Tensor, *others: Tensor | None) -> Any:
+    """A layer's tensors in the dtype that autocast, where it is on, would give them."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x, *others
+    dtype = torch.get_autocast_dtype(kind)
+    return x.to(dtype), *(None if other is None else other.to(dtype) for other in others)
+
+
+def members_of(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """(mapped, members, ...) as one axis of members."""
+    if tensor is None:
+        return None
+    tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1)
+
+
+def mapped(tensor: Tensor) -> bool:
+    """Whether it stands for several: of torch.func.vmap, or of `torch.autograd.grad(is_grads_batched=True)`."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 # questions about a tensor that need no values

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.networks.layers import Axes
-from covey.parts.acting import ActingWeight, Layer
+from covey.parts.acting import ActingWeight, Layer, as_autocast, members_of
+from covey.tensors import scale_gradient
 
 # outputs before scaling are kept for the backward pass if they are at most this much of the weight
 KEPT = 1 / 16
@@ -48,63 +49,77 @@ def parts_of(
 
 
 class RankOneLayer(torch.autograd.Function):
-    """y_k = ((x_k r_k) W^T) s_k for all members k at once; x (M, B, ...), r (M, in), s (M, out), either may be None.
+    """y_k = ((x_k r_k) W^T) s_k + b_k for all members k at once; the gradient of W is multiplied by gamma.
 
-    The second output is y before it is scaled, where it is kept for the backward pass, else empty.
+    x (M, B, ...), r (M, in), s (M, out), the bias (M, out), or (1, out) if it is all members'; r, s and the bias may be
+    None. The second output is y before it is scaled, where it is kept for the backward pass, else empty.
     """
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, r: Tensor | None, s: Tensor | None, layer: Layer
+        x: Tensor,
+        weight: Tensor,
+        r: Tensor | None,
+        s: Tensor | None,
+        bias: Tensor | None,
+        layer: Layer,
+        gamma: float,
     ) -> tuple[Tensor, Tensor]:
         """The cheaper of both ways."""
+        nothing = x.new_empty(0)
         if not _acts(x, weight):
             each = []
             for k, one in enumerate(x.split(1)):
-                each.append(layer.run(one, weight * outer(weight, _row(r, k), _row(s, k), layer.groups)))
-            return _joined(each), x.new_empty(0)
+                made = weight * outer(weight, _row(r, k), _row(s, k), layer.groups)
+                each.append(layer.run(one, made, _row(bias, k)))
+            return _joined(each), nothing
         before = layer.run(x if r is None else x * layer.spread(r, x), weight)
+        added = None if bias is None else layer.spread(bias, before)
         if s is None:
-            return before, x.new_empty(0)
-        kept = before if before[0].numel() <= KEPT * weight.numel() else x.new_empty(0)
-        return before * layer.spread(s, before), kept
+            return before if added is None else before + added, nothing
+        kept = before if before[0].numel() <= KEPT * weight.numel() else nothing
+        factor = layer.spread(s, before)
+        return before * factor if added is None else torch.addcmul(added, before, factor), kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
         """Keep the input and the shared tensors."""
-        x, weight, r, s, ctx.layer = inputs
+        x, weight, r, s, bias, ctx.layer, ctx.gamma = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(x, weight, r, s, output[1])
+        ctx.biases = 0 if bias is None else len(bias)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Of the input, the weight, r and s."""
+        """Of the input, the weight, r, s and the bias."""
         if grad is None:
-            return (None,) * 5
+            return (None,) * 7
         x, weight, r, s, before = ctx.saved_tensors
+        weight = scale_gradient(weight, ctx.gamma)  # for a second derivative
         way = _backward_acting if _acts(x, weight) else _backward_dense
-        return (*way(ctx.layer, grad, x, weight, r, s, before, ctx.needs_input_grad), None)
+        found = way(ctx.layer, grad, x, weight, r, s, before, ctx.gamma, ctx.needs_input_grad)
+        to_bias = ctx.layer.total(grad) if ctx.needs_input_grad[4] else None
+        if to_bias is not None and ctx.biases < len(to_bias):
+            to_bias = to_bias.sum(0, keepdim=True)
+        return *found, to_bias, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, weight: Tensor, r: Any, s: Any, layer: Layer) -> Any:
+    def vmap(
+        info: Any, in_dims: tuple, x: Tensor, weight: Tensor, r: Any, s: Any, bias: Any, *rest: Any
+    ) -> Any:
         """Members that vmap brings are members like any other; each brings an axis of one of its own."""
         if in_dims[1] is not None:
             raise NotImplementedError("the shared weight of a rank-one layer cannot be mapped over")
         size = info.batch_size
         x, r, s = (  # type: ignore[assignment]
-            _members(tensor, dim, size) for tensor, dim in ((x, in_dims[0]), (r, in_dims[2]), (s, in_dims[3]))
+            members_of(tensor, dim, size)
+            for tensor, dim in ((x, in_dims[0]), (r, in_dims[2]), (s, in_dims[3]))
         )
-        y, before = RankOneLayer.apply(x, weight, r, s, layer)
+        if in_dims[4] is not None:
+            bias = members_of(bias, in_dims[4], size)
+        y, before = RankOneLayer.apply(x, weight, r, s, bias, *rest)
         return (y.unflatten(0, (size, -1)), before), (0, None)
-
-
-def _members(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """(mapped, members, ...) as one axis of members."""
-    if tensor is None:
-        return None
-    tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return tensor.flatten(0, 1)
 
 
 def _acts(x: Tensor, weight: Tensor) -> bool:
@@ -118,11 +133,20 @@ def _joined(each: list[Tensor]) -> Tensor:
 
 
 def _row(vectors: Tensor | None, k: int) -> Tensor | None:
-    return None if vectors is None else vectors[k]
+    """Member k's vector; the only one, if it is all members'."""
+    return None if vectors is None else vectors[k if len(vectors) > 1 else 0]
 
 
 def _backward_dense(
-    layer: Layer, grad: Tensor, x: Tensor, weight: Tensor, r: Any, s: Any, _: Tensor, needs: Sequence[bool]
+    layer: Layer,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    r: Any,
+    s: Any,
+    _: Tensor,
+    gamma: float,
+    needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """The members' weights are made once more; their gradients hold those of the weight, of r and of s."""
     inputs: list[Any] = []
@@ -136,8 +160,10 @@ def _backward_dense(
         inputs.append(to_input)
         if to_weight is None:
             continue
-        if needs[1]:
-            shared = to_weight * factor if shared is None else torch.addcmul(shared, to_weight, factor)
+        if shared is not None:
+            shared = torch.addcmul(shared, to_weight, factor, value=gamma)
+        elif needs[1]:
+            shared = (to_weight * factor).mul_(gamma)
         grad_r, grad_s = parts_of(to_weight * weight, _row(r, k), _row(s, k), layer.groups)
         grads_r.append(grad_r)
         grads_s.append(grad_s)
@@ -157,11 +183,12 @@ def _backward_acting(
     r: Any,
     s: Any,
     before: Tensor,
+    gamma: float,
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """Scaled activations are made once more; where the unscaled outputs were not kept, s is led back to the weight."""
-    scaled = x if r is None else x * layer.spread(r, x)
     behind = grad if s is None else grad * layer.spread(s, grad)
+    scaled = x if r is None else x * layer.spread(r, x)
     grad_s = None
     shared: Tensor | None = None
     if needs[3] and not before.numel():
@@ -171,7 +198,7 @@ def _backward_acting(
             assert own is not None
             each.append((own * weight).flatten(1).sum(1))
             if needs[1]:
-                mine = own * s[k].view(-1, *(1,) * (weight.ndim - 1))
+                mine = own * (gamma * s[k]).view(-1, *(1,) * (weight.ndim - 1))
                 shared = mine if shared is None else shared + mine
         grad_s = torch.stack(each)
     elif needs[3]:
@@ -180,25 +207,30 @@ def _backward_acting(
         grad_s = layer.total(grad * before)
     wanted = (needs[0] or needs[2], needs[1] and shared is None)
     to_input, to_weight = layer.gradients(behind, scaled, weight, wanted) if any(wanted) else (None, None)
+    if to_weight is not None:
+        shared = to_weight.mul_(gamma)
     grad_x, grad_r = to_input, None
     if r is not None and to_input is not None:
         grad_x = to_input * layer.spread(r, x)
         grad_r = layer.total(to_input * x) if needs[2] else None
-    return grad_x if needs[0] else None, to_weight if shared is None else shared, grad_r, grad_s
+    return grad_x if needs[0] else None, shared, grad_r, grad_s
 
 
 class RankOneWeight(ActingWeight):
-    """W * (s r^T), one member's; r or s may be None."""
+    """W * (s r^T), one member's; r or s may be None. The gradient of W is multiplied by gamma."""
 
-    def __init__(self, weight: Tensor, r: Tensor | None, s: Tensor | None, axes: Axes) -> None:
+    def __init__(
+        self, weight: Tensor, r: Tensor | None, s: Tensor | None, axes: Axes, gamma: float = 1.0
+    ) -> None:
         super().__init__()
-        self.weight, self.r, self.s, self.axes = weight, r, s, axes
+        self.weight, self.r, self.s, self.axes, self.gamma = weight, r, s, axes, gamma
 
     def dense(self) -> Tensor:
         """Made now, and not kept here."""
+        weight = scale_gradient(self.weight, self.gamma)
         if self.axes.inputs_first:  # an embedding's rows are its inputs
-            return self.weight if self.s is None else self.weight * self.s
-        return self.weight * outer(self.weight, self.r, self.s, self.axes.groups)
+            return weight if self.s is None else weight * self.s
+        return weight * outer(weight, self.r, self.s, self.axes.groups)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Without making the weight, or keeping it."""
@@ -219,7 +251,7 @@ class RankOneWeight(ActingWeight):
 
     def embedding(self, tokens: Tensor, padding: int | None) -> Tensor:
         """The rows of W, scaled; the padding's row learns nothing."""
-        found = F.embedding(tokens, self.weight)
+        found = F.embedding(tokens, scale_gradient(self.weight, self.gamma))
         if self.s is not None:
             found = found * self.s
         if padding is None:
@@ -229,16 +261,10 @@ class RankOneWeight(ActingWeight):
     def _apply(self, layer: Layer, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.axes.inputs_first or x.ndim < 2:  # an embedding that is the head too, or one sample alone
             return F.linear(x, self.dense(), bias)
-        kind = x.device.type
-        tensors: Sequence[Tensor | None] = (x, self.weight, self.r, self.s, bias)
-        if torch.is_autocast_enabled(kind):  # as autocast itself does for a layer's tensors
-            dtype = torch.get_autocast_dtype(kind)
-            tensors = [None if t is None else t.to(dtype) for t in tensors]
-        x, weight, r, s, bias = tensors  # type: ignore[assignment]
-        with torch.autocast(kind, enabled=False):
-            y, _ = RankOneLayer.apply(x[None], weight, _one(r), _one(s), layer)
-        y = y.squeeze(0)
-        return y if bias is None else y + (bias if layer.is_linear else bias.view(-1, *(1,) * (y.ndim - 2)))
+        x, weight, r, s, bias = as_autocast(x, self.weight, self.r, self.s, bias)
+        with torch.autocast(x.device.type, enabled=False):
+            y, _ = RankOneLayer.apply(x[None], weight, _one(r), _one(s), _one(bias), layer, self.gamma)
+        return y.squeeze(0)
 
 
 def _one(vector: Tensor | None) -> Tensor | None:

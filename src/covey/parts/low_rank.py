@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization
-from covey.parts.acting import ActingWeight, Layer
+from covey.parts.acting import ActingWeight, Layer, as_autocast
+from covey.parts.acting_low_rank import LowRankLayer
 from covey.parts.plain import rows
 from covey.tensors import Tensors, scale_gradient
 
@@ -172,8 +173,13 @@ class LowRankWeight(ActingWeight):
         rows = x.flatten(0, -2)  # products of two tables, where torch may take one for each of the batch
         a, given = _scaled(self.a, self.r, 1, self._dropped(rows), -1)
         b, _ = _scaled(self.b, self.s, 0, None, -1)
-        plain = F.linear(rows, self.weight, bias)
-        return torch.addmm(plain, F.linear(given, a), b.T, alpha=self.scaling).unflatten(0, x.shape[:-1])
+        another = None if given is rows else given
+        tensors = as_autocast(rows, self.weight, bias, a, b, another)
+        rows, weight, *others = tensors
+        alone = [None if other is None else other[None] for other in others]
+        with torch.autocast(x.device.type, enabled=False):
+            y, _ = LowRankLayer.apply(rows[None], weight, *alone, self.scaling)
+        return y.squeeze(0).unflatten(0, x.shape[:-1])
 
     def convolution(self, layer: Layer, x: Tensor, bias: Tensor | None = None) -> Any:
         """A convolution to `rank` channels and one of a single pixel from there; groups need the weight."""

@@ -175,8 +175,8 @@ class RankOne(Parameterization):
             if not self._acts(name):
                 found[name] = own[name]
                 continue
-            shared = scale_gradient(weight, self.gamma)
-            found[name] = RankOneWeight(shared, own.get("r " + name), own.get("s " + name), self.axes[name])
+            r, s = own.get("r " + name), own.get("s " + name)
+            found[name] = RankOneWeight(weight, r, s, self.axes[name], self.gamma)
         return found
 
     def _acts(self, name: str) -> bool:

@@ -13,6 +13,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from covey.parts.acting import mapped
+
 
 class Readable(Protocol):
     """Templates in one tensor, out of which a piece reads its own."""
@@ -106,7 +108,7 @@ class _Mixed(torch.autograd.Function):
         mix, theta = ctx.saved_tensors
         twice = torch.is_grad_enabled()
         # A second derivative has no part in a sum in place, and a batch of gradients has a sum for each.
-        apart = twice or _batched(gradient)
+        apart = twice or mapped(gradient)
         with torch.set_grad_enabled(apart):
             templates = ctx.bank.read(theta, ctx.piece)
         to_mix = gradient @ templates.T
@@ -118,12 +120,6 @@ class _Mixed(torch.autograd.Function):
         ctx.sum = ctx.sums.present(theta)
         ctx.bank.add_(ctx.sum.total, ctx.piece, ctx.gamma * mix, gradient)
         return to_mix, None, gradient.new_zeros(()), *nothing
-
-
-def _batched(gradient: Tensor) -> bool:
-    """Whether it stands for several: of torch.func.vmap, or of `torch.autograd.grad(is_grads_batched=True)`."""
-    functorch = torch._C._functorch
-    return functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient)
 
 
 def mixed(bank: Readable, sums: Sums, theta: Tensor, mix: Tensor, piece: Any, gamma: float) -> Tensor:
