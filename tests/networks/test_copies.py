@@ -87,6 +87,30 @@ def test_a_class_with_its_own_way_of_copying_keeps_it():
     assert twin[0].told
 
 
+def test_ways_of_copying_that_a_class_has_are_used():
+    class Told(nn.Module):
+        def __getstate__(self) -> dict[str, object]:
+            return {**self.__dict__, "told": True}
+
+    twin = duplicate(nn.Sequential(Told(), nn.Linear(2, 2)))
+    assert twin[0].told
+
+
+def test_modules_that_meet_outside_of_torch_are_one_in_the_copy():
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = nn.Linear(2, 2)
+            self.child.__dict__["parent"] = self  # a cycle that torch does not see
+            self.hidden = {"it": (self.child, nn.ReLU())}
+
+    network = Parent()
+    twin = duplicate(network)
+    assert twin.child.parent is twin is not network
+    assert twin.hidden["it"][0] is twin.child
+    assert twin.hidden["it"][1] is not network.hidden["it"][1]
+
+
 def _network(kind: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     if kind == "tied":

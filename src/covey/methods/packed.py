@@ -104,9 +104,10 @@ class Packed(Method):
         (body,) = bodies
         small = self._small(body, layout)
         networks = self._initialised(body.network, small, layout)
+        parameters = [dict(net.named_parameters()) for net in networks]
         stacked = {}
         for name in layout.tensors["packed"]:
-            stacked[name] = torch.stack([net.get_parameter(name).detach() for net in networks])
+            stacked[name] = torch.stack([tensors[name].detach() for tensors in parameters])
         given = listing(small) if layout.facts["edits"] == _GIVEN else body.given
         part = Replicated(stacked, notes=layout.notes, why_apart=_WHY_APART)
         narrow_body = replace(body, network=small, given=given)

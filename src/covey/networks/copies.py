@@ -1,14 +1,16 @@
 """Copies of networks: whole, without memory, and filled with other tensors.
 
-Every module has ten dicts for hooks, which are empty in most, and `copy.deepcopy` takes each apart as if something were
-in it. A network of a thousand modules takes longer to copy than to run, so here it is told what empty dicts become.
+Every module has some thirty attributes, ten of them dicts for hooks that are empty in most, and `copy.deepcopy` takes
+each apart as if something were in it. A network of a thousand modules takes longer to copy than to run, so modules that
+are copied as most are, attribute by attribute, are copied here; `copy.deepcopy` gets what is in them.
 """
 
 from __future__ import annotations
 
 import copy
+import copyreg
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -16,23 +18,68 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _CONTAINERS = {dict, OrderedDict, set, list}
+_ATOMS = {type(None), bool, int, float, str}  # most attributes; a copy of them is the same object
+_WAYS_OF_COPYING = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
 Network = TypeVar("Network", bound=nn.Module)
 
 
 def duplicate(network: Network, twins: Mapping[int, Any] | None = None) -> Network:
-    """What `copy.deepcopy` makes of a network, in about 0.6 of the time.
+    """What `copy.deepcopy` makes of a network, in about a third of the time.
 
     Args:
         network: any module.
         twins: what stands in the copy for objects of the network, by their id; as deepcopy's memo.
     """
-    memo: dict[int, Any] = {}
-    for module in network.modules():
-        for value in vars(module).values():
-            if type(value) in _CONTAINERS and not value:
-                memo[id(value)] = type(value)()
-    memo.update(twins or {})
+    memo: dict[int, Any] = dict(twins or {})
+    usual = list(_usual_modules(network, memo))
+    # all are in the memo before the first is filled, so whatever leads to a module leads to its copy
+    for module in usual:
+        memo[id(module)] = type(module).__new__(type(module))
+    for module in usual:
+        state = {key: _copied_value(value, memo) for key, value in vars(module).items()}
+        memo[id(module)].__setstate__(state)
     return copy.deepcopy(network, memo)
+
+
+def _usual_modules(network: nn.Module, memo: Mapping[int, Any]) -> Iterator[nn.Module]:
+    """The modules, each once, that deepcopy would copy attribute by attribute; what others hold is their affair."""
+    left, met = [network], set(memo)
+    while left:
+        module = left.pop()
+        if id(module) in met or not _is_usual(type(module)):
+            continue
+        met.add(id(module))
+        yield module
+        left += [child for child in module._modules.values() if child is not None]
+
+
+def _is_usual(kind: type) -> bool:
+    if any(hasattr(kind, name) for name in ("__deepcopy__", "__getnewargs_ex__", "__getnewargs__")):
+        return False
+    if kind in copyreg.dispatch_table or copyreg._slotnames(kind):  # type: ignore[attr-defined]
+        return False
+    return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in _WAYS_OF_COPYING)
+
+
+def _copied_value(value: Any, memo: dict[int, Any]) -> Any:
+    """What deepcopy makes of an attribute."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if kind in _CONTAINERS and not value:
+        memo[id(value)] = kind()
+        return memo[id(value)]
+    if kind is tuple and _ATOMS.issuperset(map(type, value)):
+        return value
+    if kind is dict:
+        made: dict[Any, Any] = {}
+        memo[id(value)] = made
+        for key, inner in value.items():
+            made[_copied_value(key, memo)] = _copied_value(inner, memo)
+        return made
+    return copy.deepcopy(value, memo)
 
 
 def copied(network: nn.Module) -> nn.Module:
