@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from covey.cli.main import main as covey
-from covey.cli.run import read_ensemble, read_settings
+from covey.cli.reading import read_ensemble, read_settings
 from covey.data.inputs import prepare
 
 HOST = "127.0.0.1"

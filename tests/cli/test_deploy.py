@@ -14,7 +14,7 @@ import torch
 
 import covey
 from covey.cli.main import main
-from covey.cli.run import read_data, read_ensemble, read_network
+from covey.cli.reading import read_data, read_ensemble, read_network
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import covey
-from covey.cli import run as run_module
+from covey.cli import reading
 from covey.cli.main import main
 
 WORDS = ("good", "bad", "fine", "poor", "film", "book", "the", "a", "was")
@@ -354,7 +354,7 @@ def test_images_are_normalised_as_the_classifier_wants(run, tmp_path):
     assert [float(row["probability"]) for row in csv.DictReader(out.splitlines())] == pytest.approx(
         probs.tolist()
     )
-    evaluated = run_module.read_data(tmp_path / "run").normalisation
+    evaluated = reading.read_data(tmp_path / "run").normalisation
     assert (evaluated.mean, evaluated.std) == ((0.5,), (1.0,))
     code, _, err = run(*words, "--image-mean", 0.1, "--image-std", 0.2, "--folder", "run", "--resume")
     assert code == 2

@@ -72,7 +72,7 @@ def test_several_sources_and_none(place, tmp_path, capsys):
     assert [row.pop("input") for row in apart] == ["one.png", "two.png", "0", "1"]
     assert together == apart
     assert main(["predict", str(place / "run")]) == 2
-    assert "after the run; got none" in capsys.readouterr().err
+    assert "covey predict needs INPUTS" in capsys.readouterr().err
 
 
 def images(count=3):

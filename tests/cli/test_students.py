@@ -13,7 +13,7 @@ import torch
 
 import covey
 from covey.cli.main import main
-from covey.cli.run import read_data, read_ensemble
+from covey.cli.reading import read_data, read_ensemble
 
 QUIET = ["--no-progress", "--no-evaluate"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import covey
-from covey.cli import run
+from covey.cli import reading
 from covey.errors import CoveyError, EvaluationError, StoreError
 from covey.scores import Evaluation
 from covey.scores.robustness import read_cifar_c
@@ -87,10 +87,10 @@ def test_changed_settings_are_refused(changes: dict[str, Any], words: str, tmp_p
     whole = {"method": "single", **parts, "record": record, "seconds": 1.0, "ended": "done"}
     (tmp_path / "settings.json").write_text(json.dumps({**whole, **changes}))
     with pytest.raises(StoreError, match=words):
-        run.read_settings(tmp_path)
+        reading.read_settings(tmp_path)
     (tmp_path / "settings.json").write_text(json.dumps(whole))
     with pytest.raises(StoreError, match="normalisation has 1 means and 1 deviations; expected 3 of each"):
-        run.read_settings(tmp_path)
+        reading.read_settings(tmp_path)
 
 
 def test_published_corruptions_are_believed_as_far_as_their_size(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 
 from covey import extras
 from covey.cli.main import main
-from covey.cli.run import read_ensemble, read_settings
+from covey.cli.reading import read_ensemble, read_settings
 from covey.cli.serve import ServeFlags, _application
 from covey.data.inputs import prepare
 from covey.serving import Limits, application, server

@@ -18,7 +18,7 @@ import torch
 
 import covey
 from covey.cli.main import main
-from covey.cli.run import read_ensemble
+from covey.cli.reading import read_ensemble
 from covey.serving.on_ray import Replicas
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from covey import deploy
-from covey.cli import run
+from covey.cli import reading
 from covey.cli.flags import UsageError, parse_one
 from covey.data.inputs import prepare, read_inputs
 from covey.deploy.benching import BATCHES
@@ -64,12 +64,12 @@ def bench(args: Sequence[str]) -> int:
     )
     if own.write is not None and Path(own.write).suffix != ".json":
         raise UsageError(f"--write is a .json file; got {own.write!r}.")
-    folder = run.existing(own.folder)
-    ensemble = run.read_ensemble(folder, own.network)
+    folder = reading.existing(own.folder)
+    ensemble = reading.read_ensemble(folder, own.network)
     inputs = _inputs(own, folder)
     found = deploy.bench(
         ensemble,
-        run.read_network(folder, ensemble, own.network),
+        reading.read_network(folder, ensemble, own.network),
         inputs,
         batches=own.batches,
         threads=own.threads,
@@ -87,8 +87,8 @@ def bench(args: Sequence[str]) -> int:
 def _inputs(own: BenchFlags, folder: Path) -> Tensor:
     """What is answered, as the network takes it."""
     if own.data is None:
-        data = run.read_data(folder)
+        data = reading.read_data(folder)
         return data.prepare(data.train.inputs[:_INPUTS])
-    record = run.read_settings(folder)["record"]
+    record = reading.read_settings(folder)["record"]
     _, inputs = read_inputs(own.data, record)
     return prepare(inputs[:_INPUTS], record)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey.calibration import Conformal, Intervals, Margin, Temperature
-from covey.cli.run import read_ensemble, read_settings
+from covey.cli.reading import read_ensemble, read_settings
 from covey.combine import CONFORMAL, Prediction
 from covey.ensemble import Ensemble
 from covey.errors import OptionError

@@ -11,7 +11,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from covey import registry
-from covey.cli import run
+from covey.cli import reading, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import Dataset, usual_network
 from covey.cli.train import TrainFlags, first_line
@@ -107,12 +107,12 @@ def show(args: Sequence[str]) -> int:
     """Show a run: its settings, its history and its scores: covey show FOLDER"""
     own = parse_one("covey show", ShowFlags, args, about="Show a run: settings, history, scores.")
     folder = Path(own.folder)
-    stored = run.read_settings(folder)
-    settings = run.settings_of(stored)
+    stored = reading.read_settings(folder)
+    settings = reading.settings_of(stored)
     finished = (folder / "ensemble").exists()
-    on = run.how_to_resume(folder, stored)
-    ensemble = run.read_ensemble(folder, own.network) if finished else None
-    usual = usual_network(stored["record"]) if run.BY_FIT not in stored else "one of your own"
+    on = reading.how_to_resume(folder, stored)
+    ensemble = reading.read_ensemble(folder, own.network) if finished else None
+    usual = usual_network(stored["record"]) if reading.BY_FIT not in stored else "one of your own"
     if ensemble is not None:
         usual = getattr(ensemble.skeleton(), "covey_zoo", {}).get("name", usual)
     print(f"method    {settings.method} {_differences(settings.options)}")

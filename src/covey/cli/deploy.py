@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tyro.conf import Positional
 
 from covey import deploy
-from covey.cli import run
+from covey.cli import reading
 from covey.cli.calibrated import Kind, read_calibrated
 from covey.cli.flags import parse_one
 from covey.data import Data
@@ -67,10 +67,10 @@ def export(args: Sequence[str]) -> int:
     )
     if own.out is not None and Path(own.out).suffix != f".{own.to}":
         raise OptionError(f"--out names a file that ends in .{own.to}, as --to says; got {own.out}.")
-    folder = run.existing(own.folder)
-    record = run.read_settings(folder)["record"]
+    folder = reading.existing(own.folder)
+    record = reading.read_settings(folder)["record"]
     ensemble = read_calibrated(folder, own.network, own.temperature)
-    data = None if own.data is not None else run.read_data(folder)
+    data = None if own.data is not None else reading.read_data(folder)
     path = Path(own.out) if own.out else folder / f"ensemble.{own.to}"
     example = _example(own.data, data, record)
     options: dict[str, Any] = {"to": own.to, "members": own.members, "weights": own.weights, "record": record}
@@ -96,7 +96,7 @@ def _example(source: str | None, data: Data | None, record: dict[str, Any]) -> T
 
 def _calibration(source: str, folder: Path, record: dict[str, Any]) -> Tensor:
     if source == "train":
-        data = run.read_data(folder)
+        data = reading.read_data(folder)
         return data.prepare(data.train.inputs[:CALIBRATED])
     _, inputs = read_inputs(source, record)
     return prepare(inputs[:CALIBRATED], record)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey import deploy, registry
-from covey.cli import run
+from covey.cli import reading, run
 from covey.cli.flags import UsageError
 from covey.cli.settings import SINGLE, Network, Settings
 from covey.cli.train import check_typed, ended, flag_value, read_run, tell_scores
@@ -62,7 +62,7 @@ def distill(args: Sequence[str]) -> int:
         raise UsageError(
             "covey distill takes the folder of a run that teaches: covey distill TEACHER [METHOD]"
         )
-    stored = run.read_settings(run.existing(teacher))
+    stored = reading.read_settings(reading.existing(teacher))
     start = _start(teacher, stored, rest)
     settings, own = read_run(
         f"covey distill {teacher} {name}", name, _options(name, stored), start, DistillFlags(), rest
@@ -71,7 +71,7 @@ def distill(args: Sequence[str]) -> int:
     if own.resume and own.overwrite:
         raise UsageError("--resume goes on with a run and --overwrite replaces it; choose one.")
     settings = settings.complete()
-    ensemble = run.read_ensemble(Path(teacher), _code(own, settings, stored))
+    ensemble = reading.read_ensemble(Path(teacher), _code(own, settings, stored))
     folder = Path(own.folder or f"{teacher.rstrip('/')}-{name}")
     if folder.resolve() == Path(teacher).resolve():
         raise UsageError(f"--folder {folder} is the teacher's own; choose another for the student.")
@@ -96,12 +96,12 @@ def _positional(args: Sequence[str]) -> tuple[str | None, str, list[str]]:
 def _start(teacher: str, stored: dict[str, Any], args: Sequence[str]) -> Settings:
     """The teacher's settings, which are the student's defaults; another network has options of its own."""
     for flag in ("--data", "--network"):
-        if run.BY_FIT in stored and flag_value(args, flag) is None:
+        if reading.BY_FIT in stored and flag_value(args, flag) is None:
             raise UsageError(
                 f"{teacher} was trained by covey.fit, which does not store its data and network: name what the student "
                 f"learns on with --data, and its network with --network; {flag} is missing."
             )
-    start = run.settings_of(stored)
+    start = reading.settings_of(stored)
     return start if flag_value(args, "--network") is None else replace(start, network=Network())
 
 
@@ -117,12 +117,12 @@ def _code(own: DistillFlags, settings: Settings, stored: dict[str, Any]) -> str 
     """The Python file of the teacher's network, which is the student's too if none is named."""
     if own.teacher_network is not None:
         return own.teacher_network
-    has_code = bool(run.settings_of(stored).network.code)
+    has_code = bool(reading.settings_of(stored).network.code)
     return settings.network.network if has_code and settings.network.code else None
 
 
 def _lesson(ensemble: Ensemble, teacher: Path, own: DistillFlags) -> run.Lesson:
-    record = run.read_settings(teacher)["record"]
+    record = reading.read_settings(teacher)["record"]
     described = {
         "teacher": str(teacher.resolve()),
         "temperature": own.temperature,
@@ -141,7 +141,7 @@ def _check_answers(data: Data, record: Mapping[str, Any], teacher: Path) -> None
         known, given = record[name], data.record[name]
         if given != known:
             raise UsageError(
-                f"{teacher} was trained on data with {name} {run.in_short(known)}, and {data.record['source']} has "
-                f"{name} {run.in_short(given)}: a teacher answers only data like its own. Choose other --data, or "
+                f"{teacher} was trained on data with {name} {reading.in_short(known)}, and {data.record['source']} has "
+                f"{name} {reading.in_short(given)}: a teacher answers only data like its own. Choose other --data, or "
                 "leave it out."
             )

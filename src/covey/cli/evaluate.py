@@ -10,7 +10,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from covey.cli import run
+from covey.cli import reading, run
 from covey.cli.calibrated import offer
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.settings import Settings, updated
@@ -56,16 +56,16 @@ def evaluate(args: Sequence[str]) -> int:
         args,
         about="Score a trained run on its test data, and write a report.",
     )
-    with run.writing(run.existing(own.folder)):
+    with run.writing(reading.existing(own.folder)):
         return _evaluate(own)
 
 
 def _evaluate(own: EvaluateFlags) -> int:
     folder = Path(own.folder)
-    stored = run.read_settings(folder)
-    settings = run.settings_of(stored)
-    ensemble = run.read_ensemble(folder, own.network)
-    data = _data_to_score(own, settings, stored["record"], folder, fitted=run.BY_FIT in stored)
+    stored = reading.read_settings(folder)
+    settings = reading.settings_of(stored)
+    ensemble = reading.read_ensemble(folder, own.network)
+    data = _data_to_score(own, settings, stored["record"], folder, fitted=reading.BY_FIT in stored)
     if own.limit is not None:
         data = fewer(data, own.limit, settings.dataset.data_seed)
     place = _place(own, folder)
@@ -103,7 +103,7 @@ def _data_to_score(
     if own.data is None:
         ood = {} if not own.ood else {"ood": list(own.ood)}
         data = updated(settings.dataset, ood, "dataset").load()
-        run.check_same_data(data, record, folder)
+        reading.check_same_data(data, record, folder)
         return data
     data = read_labelled(own.data, record, settings.dataset.target, skip_bad=own.skip_bad)
     outside = {Path(name).name: read_inputs(name, record)[1] for name in own.ood}

@@ -11,8 +11,8 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
+from covey.cli import reading, run
 from covey.cli import results as stored
-from covey.cli import run
 from covey.cli.planned import PlannedRun, file_name, is_done
 from covey.cli.spoken import with_flags
 from covey.errors import CoveyError, OptionError, reason
@@ -154,7 +154,7 @@ def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
     data = one.settings.dataset.load()
     inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
     code = one.settings.network.network if one.settings.network.code else None
-    return flatness(run.read_ensemble(one.folder, code).member(0), inputs, labels)
+    return flatness(reading.read_ensemble(one.folder, code).member(0), inputs, labels)
 
 
 def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:

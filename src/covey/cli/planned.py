@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey import registry
-from covey.cli import recipes, run
+from covey.cli import reading, recipes, run
 from covey.cli.flags import UsageError
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import OptionError, suggest
@@ -147,7 +147,7 @@ def is_done(one: PlannedRun) -> bool:
     """Whether the run was done with these settings; its cost is written last."""
     if not has_ended(one):
         return False
-    found = run.settings_of(run.read_settings(one.folder))
+    found = reading.settings_of(reading.read_settings(one.folder))
     return replace(found, machine=one.settings.machine) == one.settings
 
 

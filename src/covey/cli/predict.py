@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from tyro.conf import Positional
 
-from covey.cli import run
+from covey.cli import reading
 from covey.cli.calibrated import Kind, read_calibrated
 from covey.cli.flags import UsageError, parse_one
 from covey.combine import MultiLabel, Prediction, Regression
@@ -60,7 +60,7 @@ def predict(args: Sequence[str]) -> int:
         raise UsageError(f"--batch is a whole number of at least 1; got {own.batch}.")
     if not own.inputs:
         raise UsageError(
-            "covey predict takes an image, a folder, a table or an array after the run; got none."
+            "covey predict needs INPUTS (images, folders of images, tables or arrays) after the run."
         )
     answering, record, task = _answering(Path(own.folder), own)
     rows: list[dict[str, Any]] = []
@@ -102,7 +102,7 @@ def _answering(path: Path, own: PredictFlags) -> tuple[Callable[[Tensor], Any], 
             )
 
         return deployed.predict, deployed.about["data"], deployed.about["task"]
-    record = run.read_settings(path)["record"]
+    record = reading.read_settings(path)["record"]
     ensemble = read_calibrated(path, own.network, own.temperature)
     # Whether answers are finite is checked over all batches and with the inputs' names.
     return (lambda inputs: ensemble.predict(inputs, check=False)), record, ensemble.task

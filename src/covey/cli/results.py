@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from covey.cli import run
+from covey.cli import reading, run
 from covey.cli.settings import Settings
 from covey.errors import StoreError
 from covey.files import write_text
@@ -112,7 +112,7 @@ def state(found: Mapping[str, Any]) -> str:
 
 def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:
     """What is kept of a run that is done: its name in tables, which repetition, settings, scores and cost."""
-    settings = run.read_settings(folder)
+    settings = reading.read_settings(folder)
     kept = {k: v for k, v in settings.items() if k not in ("record", "seconds", "ended", "machine")}
     kept["dataset"] = {
         **kept["dataset"],
@@ -135,7 +135,7 @@ def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:
 def is_of(entry: Mapping[str, Any], settings: Settings) -> bool:
     """Whether an entry is of a run with these settings, on whatever machine."""
     elsewhere = replace(settings, machine=Machine(), dataset=replace(settings.dataset, root=None))
-    return run.settings_of(dict(entry["settings"])) == elsewhere
+    return reading.settings_of(dict(entry["settings"])) == elsewhere
 
 
 def _short(value: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from covey import registry
-from covey.cli import run
+from covey.cli import reading, run
 from covey.cli.flags import UsageError
 from covey.cli.planned import OWN_LAST, PlannedRun, apply_settings, said_of
 from covey.cli.settings import Settings
@@ -268,7 +268,8 @@ def is_tried(one: PlannedRun) -> bool:
     if not (one.folder / TRIAL).exists():
         return False
     return (
-        replace(run.settings_of(run.read_settings(one.folder)), machine=one.settings.machine) == one.settings
+        replace(reading.settings_of(reading.read_settings(one.folder)), machine=one.settings.machine)
+        == one.settings
     )
 
 

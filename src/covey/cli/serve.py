@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from covey.cli import run
+from covey.cli import reading
 from covey.cli.calibrated import Kind, read_calibrated
 from covey.cli.flags import UsageError, parse
 from covey.ensemble import Ensemble
@@ -112,7 +112,7 @@ def _application(own: ServeFlags, limits: Limits) -> FastAPI:
         what: dict[str, Any] = {"ensemble": served, "record": served.record}
     else:
         ensemble = read_calibrated(path, own.network, own.temperature)
-        what = {"ensemble": ensemble, "record": run.read_settings(path)["record"]}
+        what = {"ensemble": ensemble, "record": reading.read_settings(path)["record"]}
         if own.anytime:
             what["anytime"] = _measured(ensemble, path, limits.batch)
     model = serving.Model(name=own.name or _plain(path), defer=own.defer, defer_by=own.defer_by, **what)
@@ -131,7 +131,7 @@ def _check(own: ServeFlags) -> None:
             "--temperature was fitted for all members, and --anytime answers with some; choose one."
         )
     if not _is_file(own):
-        run.read_settings(run.existing(own.folder))
+        reading.read_settings(reading.existing(own.folder))
         return
     load("onnxruntime")
     if not Path(own.folder).is_file():
@@ -168,7 +168,7 @@ def _measured(ensemble: Ensemble, folder: Path, batch: int) -> Anytime:
     """What each subset of members costs at the service's batch size, and how good it is on validation data."""
     from covey.scores import anytime
 
-    settings = run.settings_of(run.read_settings(folder))
+    settings = reading.settings_of(reading.read_settings(folder))
     data = settings.dataset.load()
     if not len(data.validation):
         raise OptionError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covey import registry
-from covey.cli import recipes, run
+from covey.cli import reading, recipes, run
 from covey.cli.calibrated import offer
 from covey.cli.flags import UsageError, parse
 from covey.cli.idle import check_idle
@@ -133,8 +133,8 @@ def _started_with(folder: str | None) -> Settings:
     """The settings of the run in a folder."""
     if folder is None:
         raise UsageError("--resume without a method takes the folder of a run: covey train --resume FOLDER")
-    stored = run.read_settings(run.existing(folder))
-    if run.BY_FIT in stored:
+    stored = reading.read_settings(reading.existing(folder))
+    if reading.BY_FIT in stored:
         raise UsageError(
             f"{folder} was trained by covey.fit; go on with it there: covey.fit(..., resume=True)."
         )
@@ -143,7 +143,7 @@ def _started_with(folder: str | None) -> Settings:
             f"{folder} learns from a teacher; go on with it by the command that began it: covey distill "
             f"{stored['lesson']['teacher']} {stored['method']} --folder {folder} --resume"
         )
-    return run.settings_of(stored)
+    return reading.settings_of(stored)
 
 
 def usual_settings(args: Sequence[str]) -> Settings:
