@@ -216,3 +216,21 @@ def test_in_half_precision_both_forms_agree(method: covey.Method) -> None:
         assert all(g.dtype == torch.float32 for g in results[0])
         for a, b in zip(*results, strict=True):  # bfloat16 has 8 bits, and sums run in another order
             assert (a - b).abs().max() <= 0.05 * max(1e-3, b.abs().max())
+
+
+@pytest.mark.parametrize("rows", [2, 90], ids=["scaled", "made"])
+@pytest.mark.parametrize("kind", ["rank one", "low rank"])
+def test_data_replaced_before_the_backward_pass_changes_nothing(kind: str, rows: int) -> None:
+    x, weight, r, s, a, b = leaves((rows, 30), (30, 30), (30,), (30,), (2, 30), (30, 2))
+    found = []
+    for replaced in (False, True):
+        acting = (
+            RankOneWeight(weight, r, s, Axes(30, 30))
+            if kind == "rank one"
+            else LowRankWeight(weight, a, b, None, None, 2.0, 0.0, Axes(30, 30))
+        )
+        y = F.linear(x, acting).square().sum()
+        if replaced:
+            weight.data = 2 * weight.data
+        found.append(torch.autograd.grad(y, [x, weight, *((r, s) if kind == "rank one" else (a, b))]))
+    torch.testing.assert_close(*found)

@@ -281,3 +281,30 @@ def test_another_threads_forward_pass_leaves_a_backward_pass_alone() -> None:
         alpha.register_hook(run_elsewhere)
     ens.loss(x, y).backward()
     torch.testing.assert_close(gradients(ens), expected)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_data_replaced_before_the_backward_pass_changes_nothing(name: str) -> None:
+    x, y = images()
+    found = []
+    for ens in both(name):
+        ens.run = "loop"
+        loss = ens.train().loss(x, y)
+        for parameter in ens.parameters():
+            parameter.data = 1.5 * parameter.data
+        loss.backward()
+        found.append([parameter.grad for parameter in ens.parameters()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_data_replaced_before_a_backward_pass_with_a_gradient_is_refused() -> None:
+    x, y = images()
+    _, saving = both("mixture")
+    saving.run = "loop"
+    loss = saving.train().loss(x, y)
+    parameters = list(saving.parameters())
+    for parameter in parameters:
+        parameter.data = 1.5 * parameter.data
+    with pytest.raises(covey.errors.TrainingError, match=r"was replaced.*before the parameters change"):
+        torch.autograd.grad(loss, parameters, create_graph=True)

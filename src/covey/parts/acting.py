@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from covey.errors import TrainingError
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -196,6 +198,23 @@ def mapped(tensor: Tensor) -> bool:
     """Whether it stands for several: of torch.func.vmap, or of `torch.autograd.grad(is_grads_batched=True)`."""
     functorch = torch._C._functorch
     return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
+def remembered(parameter: Tensor) -> Tensor | None:
+    """The values of now, for `as_it_was`; what autograd saves of a parameter is what its `data` is by then."""
+    return None if torch._C._functorch.is_functorch_wrapped_tensor(parameter) else parameter.detach()
+
+
+def as_it_was(saved: Tensor, then: Tensor | None) -> Tensor:
+    """A parameter in the backward pass, as it was in the forward pass; refused where a derivative of it is wanted."""
+    if then is None or saved.data_ptr() == then.data_ptr():
+        return saved
+    if torch.is_grad_enabled():
+        raise TrainingError(
+            "the data of a parameter was replaced between the forward pass and a backward pass that itself has a "
+            "gradient. Call backward() before the parameters change."
+        )
+    return then
 
 
 # questions about a tensor that need no values

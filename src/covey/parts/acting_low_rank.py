@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.parts.acting import mapped, members_of
+from covey.parts.acting import as_it_was, mapped, members_of, remembered
 
 
 class LowRankLayer(torch.autograd.Function):
@@ -41,6 +41,7 @@ class LowRankLayer(torch.autograd.Function):
         x, weight, bias, a, b, z, ctx.scaling = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(x, weight, a, b, z, output[1])
+        ctx.then = remembered(weight)
         ctx.shared_bias = bias is not None and len(bias) == 1
         ctx.set_materialize_grads(False)
 
@@ -50,6 +51,7 @@ class LowRankLayer(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         x, weight, a, b, z, inner = ctx.saved_tensors
+        weight = as_it_was(weight, ctx.then)
         to_x = to_weight = to_bias = to_b = None
         needs, source = ctx.needs_input_grad, x if z is None else z
         if torch.is_grad_enabled():  # for a second derivative, which what was kept has no part in

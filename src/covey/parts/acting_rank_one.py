@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.networks.layers import Axes
-from covey.parts.acting import ActingWeight, Layer, as_autocast, members_of
+from covey.parts.acting import ActingWeight, Layer, as_autocast, as_it_was, members_of, remembered
 from covey.tensors import scale_gradient
 
 # outputs before scaling are kept for the backward pass if they are at most this much of the weight
@@ -87,6 +87,7 @@ class RankOneLayer(torch.autograd.Function):
         x, weight, r, s, bias, ctx.layer, ctx.gamma = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(x, weight, r, s, output[1])
+        ctx.then = remembered(weight)
         ctx.biases = 0 if bias is None else len(bias)
         ctx.set_materialize_grads(False)
 
@@ -96,7 +97,7 @@ class RankOneLayer(torch.autograd.Function):
         if grad is None:
             return (None,) * 7
         x, weight, r, s, before = ctx.saved_tensors
-        weight = scale_gradient(weight, ctx.gamma)  # for a second derivative
+        weight = scale_gradient(as_it_was(weight, ctx.then), ctx.gamma)  # for a second derivative
         way = _backward_acting if _acts(x, weight) else _backward_dense
         found = way(ctx.layer, grad, x, weight, r, s, before, ctx.gamma, ctx.needs_input_grad)
         to_bias = ctx.layer.total(grad) if ctx.needs_input_grad[4] else None

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from covey.parts.acting import mapped
+from covey.parts.acting import as_it_was, mapped, remembered
 
 
 class Readable(Protocol):
@@ -100,12 +100,14 @@ class _Mixed(torch.autograd.Function):
         gamma: float,
     ) -> Tensor:
         ctx.save_for_backward(mix, theta)
+        ctx.then = remembered(theta)
         ctx.bank, ctx.sums, ctx.piece, ctx.gamma = bank, sums, piece, gamma
         return mix @ bank.read(theta, piece)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         mix, theta = ctx.saved_tensors
+        theta = as_it_was(theta, ctx.then)
         twice = torch.is_grad_enabled()
         # A second derivative has no part in a sum in place, and a batch of gradients has a sum for each.
         apart = twice or mapped(gradient)
