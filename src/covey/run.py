@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from covey import accelerators
 from covey.seeds import random_state_kept
 from covey.ways import WAYS, Inputs, Way, run_as
 
@@ -154,7 +155,7 @@ class _Race:
         if outputs.requires_grad and self.backward:
             self._go_back(outputs)
         if outputs.device.type != "cpu":
-            torch.accelerator.synchronize()
+            accelerators.synchronize()
         taken = time.perf_counter() - start
         self.spent += taken
         self.seconds[way] = min(taken, self.seconds.get(way, taken))

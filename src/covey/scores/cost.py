@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from covey import accelerators
 from covey.errors import EvaluationError
 from covey.options import check_whole
 
@@ -201,8 +202,8 @@ def timings(
 
 def _wait_for_accelerator() -> None:
     """Calls of an accelerator return before it is done."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+    if accelerators.is_available():
+        accelerators.synchronize()
 
 
 def _stored_tensors(module: nn.Module) -> list[Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
+from covey import accelerators
 from covey.errors import OptionError
 from covey.extras import load
 from covey.train import ranks
@@ -31,7 +32,7 @@ def launched(machine: Machine) -> Iterator[Fabric | Alone]:
     steady()
     world = machine.devices * machine.nodes
     on_cpu = machine.accelerator == "cpu" or (
-        machine.accelerator == "auto" and not torch.accelerator.is_available()
+        machine.accelerator == "auto" and not accelerators.is_available()
     )
     if on_cpu and machine.precision == "16-mixed":
         raise OptionError(
@@ -59,10 +60,10 @@ def launched(machine: Machine) -> Iterator[Fabric | Alone]:
 
 def _check_accelerator(name: str) -> None:
     """Refuse a device that is not there."""
-    there = {
+    there: dict[str, Callable[[], bool]] = {
         "cuda": torch.cuda.is_available,
-        "gpu": torch.accelerator.is_available,
-        "mps": torch.mps.is_available,
+        "gpu": accelerators.is_available,
+        "mps": torch.backends.mps.is_available,
     }
     if name in there and not there[name]():
         raise OptionError(
