@@ -234,3 +234,45 @@ def test_data_replaced_before_the_backward_pass_changes_nothing(kind: str, rows:
             weight.data = 2 * weight.data
         found.append(torch.autograd.grad(y, [x, weight, *((r, s) if kind == "rank one" else (a, b))]))
     torch.testing.assert_close(*found)
+
+
+# the first is one where the weight is made, as it is small beside its input
+@pytest.mark.parametrize("rows", [40, 1], ids=["made", "scaled"])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("method", [covey.BatchEnsemble(members=2), covey.LowRank(members=2, rank=2)])
+def test_what_a_layer_answers_may_be_changed_in_place(method: covey.Method, kind: str, rows: int) -> None:
+    first = nn.Linear(6, 8) if kind == "linear" else nn.Conv2d(6, 8, 1)
+    x = torch.randn(rows, 6) if kind == "linear" else torch.randn(rows, 6, 1, 1)
+    network = nn.Sequential(first, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8, 3)).double()
+    ensemble = covey.convert(network, method, example=x.double())
+    trained = [tensor for tensor in ensemble.parameters() if tensor.requires_grad]
+    gradients = []
+    for run in ("loop", "batched"):
+        ensemble.run = run
+        found = torch.autograd.grad(ensemble(x.double()).square().sum(), trained)
+        gradients.append(found)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+class _Table(nn.Module):
+    """A table of words that is no nn.Embedding, as those with quantised weights are; square, so that nothing fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, words: Tensor) -> Tensor:
+        return F.embedding(words, self.weight)
+
+
+@pytest.mark.parametrize("method", [covey.BatchEnsemble(members=2), covey.LowRank(members=2, rank=2)])
+def test_a_table_that_is_no_embedding_gives_rows_of_the_member_s_weight(method: covey.Method) -> None:
+    network = nn.Sequential(_Table(), nn.Flatten(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3)).double()
+    words = torch.randint(0, 8, (4, 2))
+    ensemble = covey.convert(network, method, example=words, check=True)
+    with torch.no_grad():
+        for part in ensemble.parameters():
+            part.add_(0.1 * torch.randn_like(part))
+    for k in range(2):
+        torch.testing.assert_close(ensemble(words)[k], ensemble.member(k)(words), rtol=1e-9, atol=1e-12)

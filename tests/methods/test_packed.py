@@ -667,3 +667,32 @@ def test_what_breaks_while_packing_is_explained() -> None:
     x = torch.randn(4, 6).double()
     with pytest.raises(ConversionError, match=r"cannot be packed into one: .*ensemble as it is"):
         pack(_members(Broken), (x,), {})
+
+
+class _Frequencies(nn.Module):
+    """Constants that it computes from a number, which the narrow network writes down otherwise than they are."""
+
+    def __init__(self, dim: int, learnt: bool) -> None:
+        super().__init__()
+        self.bands: Tensor
+        self.register_buffer("bands", torch.ones(3))
+        if learnt:
+            self.scale = nn.Parameter(torch.ones(3))
+        self.dim = dim
+
+    def reset_parameters(self) -> None:
+        self.bands.copy_(torch.ones(self.dim // 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.bands.sum()
+
+
+@pytest.mark.parametrize("learnt", [False, True], ids=["constants", "parameters"])
+def test_a_reset_that_cannot_be_done_leaves_constants_and_refuses_parameters(learnt: bool):
+    network = nn.Sequential(nn.Linear(4, 8), _Frequencies(8, learnt), nn.ReLU(), nn.Linear(8, 3))
+    method, x = covey.Packed(members=2), torch.randn(2, 4)
+    if not learnt:
+        assert covey.convert(network, method, example=x).member(1)[1].bands.tolist() == [1, 1, 1]
+        return
+    with pytest.raises(ConversionError, match="'1' cannot be initialised anew: _Frequencies's reset raises"):
+        covey.convert(network, method, example=x)

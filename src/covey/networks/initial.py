@@ -38,8 +38,8 @@ def fresh(network: nn.Module, factory: Factory | None = None) -> nn.Module:
         return from_zoo.to(like)
     made = duplicate(network)
     reset = _resetting(made)
-    for restart in reset.values():
-        restart()
+    for path, restart in reset.items():
+        _restarted(made, path, restart)
     for name, tensor in made.named_parameters():
         if _path_of(name) not in reset:
             _redraw(tensor)
@@ -72,6 +72,24 @@ def _resetting(network: nn.Module) -> dict[str, Callable[[], Any]]:
         if callable(reset):
             found[path] = reset
     return found
+
+
+def _restarted(network: nn.Module, path: str, restart: Callable[[], Any]) -> None:
+    """Let a module initialise itself anew; one without parameters need not be able to."""
+    module = network.get_submodule(path)
+    before = [(buffer, buffer.clone()) for buffer in module.buffers(recurse=False)]
+    try:
+        restart()
+    except Exception as error:
+        if any(True for _ in module.parameters()):
+            raise ConversionError(
+                f"'{path}' cannot be initialised anew: {type(module).__name__}'s reset raises "
+                f"{type(error).__name__}: {error}. Mend it, or let members start from the network's own weights "
+                "(init='copy') where the method can."
+            ) from error
+        # constants, such as frequencies of positions, from a number that is no longer theirs: those that run stay
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 def _reset_of(module: nn.Module) -> Callable[[], Any] | None:

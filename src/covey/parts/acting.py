@@ -19,6 +19,14 @@ from torch.utils._pytree import tree_map
 from covey.errors import TrainingError
 
 
+def unflattened(rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    """A new tensor's first axis as several, as a tensor of its own: what is no view may be changed in place.
+
+    Autograd forbids that for views which a function of one's own makes, and networks do it (`nn.ReLU(inplace=True)`).
+    """
+    return torch.ops.aten._unsafe_view(rows, (*sizes, *rows.shape[1:]))
+
+
 @dataclass(frozen=True)
 class Layer:
     """A linear layer or a convolution without its tensors, for M members at once: x is (M, B, ...)."""
@@ -36,9 +44,9 @@ class Layer:
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """One weight and one bias for all: (M, B, ...)."""
         if self.is_linear:  # as one product of two tables, where torch may take one for each of the batch
-            return F.linear(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+            return unflattened(F.linear(x.flatten(0, -2), weight, bias), x.shape[:-1])
         options = (self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups)
-        return torch.ops.aten.convolution(x.flatten(0, 1), weight, bias, *options).unflatten(0, x.shape[:2])
+        return unflattened(torch.ops.aten.convolution(x.flatten(0, 1), weight, bias, *options), x.shape[:2])
 
     def gradients(
         self, grad: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.parts.acting import as_it_was, mapped, members_of, remembered
+from covey.parts.acting import as_it_was, mapped, members_of, remembered, unflattened
 
 
 class LowRankLayer(torch.autograd.Function):
@@ -29,7 +29,7 @@ class LowRankLayer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """One product of the weight with all members' rows."""
         shared = bias[0] if bias is not None and len(bias) == 1 else None
-        y = F.linear(x.flatten(0, 1), weight, shared).unflatten(0, x.shape[:2])
+        y = unflattened(F.linear(x.flatten(0, 1), weight, shared), x.shape[:2])
         if bias is not None and shared is None:
             y = y + bias[:, None]
         inner = torch.bmm(x if z is None else z, a.mT)

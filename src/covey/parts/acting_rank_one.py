@@ -252,6 +252,8 @@ class RankOneWeight(ActingWeight):
 
     def embedding(self, tokens: Tensor, padding: int | None) -> Tensor:
         """The rows of W, scaled; the padding's row learns nothing."""
+        if not self.axes.inputs_first:  # a table that is no nn.Embedding: its rows were taken for outputs
+            return super().embedding(tokens, padding)
         found = F.embedding(tokens, scale_gradient(self.weight, self.gamma))
         if self.s is not None:
             found = found * self.s

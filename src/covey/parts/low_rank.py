@@ -195,6 +195,8 @@ class LowRankWeight(ActingWeight):
 
     def embedding(self, tokens: Tensor, padding: int | None) -> Tensor:
         """Rows of W, and of A^T B^T; the padding's row learns nothing."""
+        if not self.axes.inputs_first:  # a table that is no nn.Embedding: its rows were taken for outputs
+            return super().embedding(tokens, padding)
         a = self.a if self.r is None else self.a * self.r
         b, _ = _scaled(self.b, self.s, 0, None, -1)
         found = F.embedding(tokens, self.weight) + self.scaling * F.linear(F.embedding(tokens, a.T), b)
