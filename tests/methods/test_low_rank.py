@@ -140,7 +140,9 @@ def test_what_cannot_be_is_said(method: covey.Method, says: str) -> None:
         covey.convert(encoder(), method, example=TOKENS)
 
 
-@pytest.mark.parametrize("options", [{"rank": 0}, {"scaling": 0.0}, {"base": -1.0}, {"dropout": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"rank": 0}, {"scaling": 0.0}, {"base": -1.0}, {"dropout": 1.5}, {"dropout": 1.0}]
+)
 def test_options_are_checked(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         covey.LowRank(**options)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from covey.layout import Layout
 from covey.method import Method
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes, Where, axes, select
-from covey.options import check_above, check_between, check_least, check_whole
+from covey.options import check_above, check_least, check_share, check_whole
 from covey.parts.low_rank import LowRankUpdate
 from covey.parts.plain import Replicated, assemble, stack
 
@@ -60,7 +60,7 @@ class LowRank(Method):
         check_whole("rank", self.rank)
         check_above("scaling", self.scaling)
         check_least("base", self.base, 0)
-        check_between("dropout", self.dropout, 0, 1)
+        check_share("dropout", self.dropout)
 
     def design(self, bodies: Sequence[Anatomy]) -> Layout:
         """Which matrices get an update, and which tensors are copied for each member."""
