@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from result_rows import RESULTS, markdown
+
+from covey.deploy.benching import NETWORK, listed
 
 FORMS = {"eager": "eager", "fused": "fused", "compiled": "compiled", "onnx": "ONNX", "int8": "int8"}
 METHODS = {
@@ -18,8 +20,7 @@ METHODS = {
     "masksembles": "Masksembles (scale 2)",
     "deep-ensemble": "deep ensemble",
 }
-NETWORK = "network"
-"""The plain network in eager mode, whose time is the unit."""
+Rows = Sequence[Mapping[str, Any]]
 
 
 def deployed() -> str:
@@ -28,49 +29,56 @@ def deployed() -> str:
     if not path.exists():
         return "*Not run yet: `python benchmarks/deploy.py --write results/deploy.json`.*"
     found = json.loads(path.read_text(encoding="utf-8"))
-    rows = found["rows"]
-    batches = sorted({row["batch"] for row in rows})
-    parts = [_ratios(rows, batch) for batch in batches]
-    return "\n\n".join([*parts, _memory(rows, batches[-1]), _origin(found, batches)])
+    rows = [{"method": method, **row} for method, part in found["parts"].items() for row in part["rows"]]
+    tables = [_ratios(rows, batch) for batch in found["batches"]]
+    largest = max(found["batches"])
+    return "\n\n".join([*tables, _throughput(rows, largest), _memory(rows, largest), _origin(found, rows)])
 
 
-def _ratios(rows: Sequence[Mapping[str, Any]], batch: int) -> str:
-    here = {(row["method"], row["form"]): row for row in rows if row["batch"] == batch}
-    forms = [form for form in FORMS if any(each == form for _, each in here)]
-    lines = []
-    for method, words in METHODS.items():
-        cells = [f"{here[method, form]['ratio']:.2f}" if (method, form) in here else "-" for form in forms]
-        if set(cells) != {"-"}:
-            lines.append([words, *cells])
-    return markdown([f"batch {batch}", *(FORMS[form] for form in forms)], lines)
+def _ratios(rows: Rows, batch: int) -> str:
+    return _table(f"batch {batch}", rows, batch, lambda row: f"{row['ratio']:.2f}")
 
 
-def _memory(rows: Sequence[Mapping[str, Any]], batch: int) -> str:
+def _throughput(rows: Rows, batch: int) -> str:
+    return _table(f"samples/s at batch {batch}", rows, batch, lambda row: f"{row['throughput']:.0f}")
+
+
+def _memory(rows: Rows, batch: int) -> str:
     """Weights in memory, or the size of the file, and after a stroke the peak of tensors alive where torch sees it."""
-    here = {(row["method"], row["form"]): row for row in rows if row["batch"] == batch}
+    return _table(f"MB: weights / peak at batch {batch}", rows, batch, _megabytes)
+
+
+def _table(heading: str, rows: Rows, batch: int, told: Callable[[Mapping[str, Any]], str]) -> str:
+    """A line for each method, a cell for each form."""
+    here = {(row["method"], row["form"]): told(row) for row in rows if row["batch"] == batch}
     forms = [form for form in FORMS if any(each == form for _, each in here)]
     lines = []
     for method, words in METHODS.items():
-        cells = [_megabytes(here.get((method, form))) for form in forms]
+        cells = [here.get((method, form), "-") for form in forms]
         if set(cells) != {"-"}:
             lines.append([words, *cells])
-    return markdown([f"MB: weights / peak at batch {batch}", *(FORMS[form] for form in forms)], lines)
+    return markdown([heading, *(FORMS[form] for form in forms)], lines)
 
 
-def _megabytes(row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return "-"
+def _megabytes(row: Mapping[str, Any]) -> str:
     weights = f"{row['weight_bytes'] / 1e6:.0f}"
     return weights if row["peak_bytes"] is None else f"{weights} / {row['peak_bytes'] / 1e6:.0f}"
 
 
-def _origin(found: Mapping[str, Any], batches: Sequence[int]) -> str:
-    unit = {row["batch"]: 1000 * row["seconds"] for row in found["rows"] if row["method"] == NETWORK}
-    times = ", ".join(f"{unit[batch]:.1f} ms at batch {batch}" for batch in batches if batch in unit)
+def _origin(found: Mapping[str, Any], rows: Rows) -> str:
+    units = listed(_unit(rows, batch) for batch in found["batches"])
     versions = found["versions"]
     vnni = "with" if found["vnni"] else "without"
+    written = max(part["written"] for part in found["parts"].values())
     return (
-        f"`{found['command']}`, written {found['written']} with covey {versions['covey']} and torch "
-        f"{versions['torch'].partition('+')[0]}: fastest of {found['repeats']} turns, {found['threads']} threads, a "
-        f"processor {vnni} VNNI. The unit is the plain network in eager mode: {times}."
+        f"`{found['command']}`, written {written} with covey {versions['covey']} and torch "
+        f"{versions['torch'].partition('+')[0]}: fastest of {found['repeats']} turns (of 3 or more where turns are "
+        f"slow), {found['threads']} threads, a processor {vnni} VNNI. The unit is the plain network in eager mode, "
+        f"measured in turns with each method: {units}."
     )
+
+
+def _unit(rows: Rows, batch: int) -> str:
+    """How long the plain network took, over all parts."""
+    own = [1000 * row["seconds"] for row in rows if row["form"] == NETWORK and row["batch"] == batch]
+    return f"{min(own):.1f} to {max(own):.1f} ms at batch {batch}"

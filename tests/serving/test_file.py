@@ -83,6 +83,8 @@ def test_the_command_line_serves_a_file(files: dict[str, Path], capsys: pytest.C
         assert client.get("/v2/models/brief").status_code == 200
     assert (about["method"], about["calibrated"], about["tells_members"]) == ("deep-ensemble", True, False)
     assert set(answer["predictions"][0]) >= {"label", "probs", "set", "defer"}
+    assert about["coverage"] == pytest.approx(0.9)
+    assert "set" in about["answers"]
     assert refused.status_code == 422
     assert "export it with --members" in refused.json()["error"]
     for words, said in {

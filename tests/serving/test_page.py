@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 from small_ensembles import ensemble
+from torch import nn
 
-from covey.calibration import Margin
+from covey.calibration import Conformal, Intervals, Margin
 from covey.serving import Limits, Model, application, bind
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="skipped: selenium is not installed")
@@ -78,6 +79,7 @@ def test_an_image(browser, images, tmp_path):
         want = images.ensemble.predict(prepared)
         assert browser.find_element("id", "label").text == images.record["classes"][int(want.label)]
         assert browser.find_element("id", "entropy").text == f"{want.entropy.item():.4f}"
+        assert not browser.find_element("id", "guarantee").is_displayed()
         assert len(browser.find_elements("css selector", ".member")) == 3
         shares = "return [...document.querySelectorAll('#ensemble .fill')].map(e => parseFloat(e.style.width) / 100)"
         assert np.allclose(browser.execute_script(shares), sorted(want.probs[0].tolist())[::-1], atol=1e-4)
@@ -86,6 +88,31 @@ def test_an_image(browser, images, tmp_path):
         browser.save_screenshot(str(tmp_path / "image.png"))
         assert browser.get_log("browser") == []
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_sets_of_an_image_and_an_interval_of_a_row(browser, images, table, tmp_path):
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "pet.png")
+    pets = ensemble(64, 3, head=(nn.Flatten(),))
+    pets.conformal = Conformal("threshold", 0.05, 0.999)  # every class of a probability of 0.001
+    with served(Model(ensemble=pets, record=images.record, name="pets")) as address:
+        browser.get(address)
+        wait(browser, "!document.getElementById('go').disabled")
+        browser.find_element("id", "file").send_keys(str(tmp_path / "pet.png"))
+        wait(browser, "!document.getElementById('answer').hidden")
+        assert browser.find_element("id", "guarantee").text == "95 % conformal set: cat, dog, eel"
+    wages = ensemble(*table.shape, 2, task="gaussian")
+    wages.conformal = Intervals("absolute", 0.1, (2.0,))
+    with served(Model(ensemble=wages, record=table.record, name="wages")) as address:
+        browser.get(address)
+        wait(browser, "!document.getElementById('go').disabled")
+        browser.find_element("id", "column-3").send_keys("2021-01-01")
+        browser.find_element("id", "go").click()
+        wait(browser, "!document.getElementById('answer').hidden")
+        mean = float(browser.find_element("id", "mean").text)
+        told = browser.find_element("id", "guarantee").text
+        # two standardised units are 20 of the target's
+        assert told == f"90 % conformal interval: {mean - 20:.4f} to {mean + 20:.4f}"
+        assert browser.get_log("browser") == []
 
 
 def test_a_row_and_a_refusal(browser, table, tmp_path):

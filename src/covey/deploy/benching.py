@@ -35,6 +35,8 @@ _REST = (
 )
 _TURN = 0.01  # seconds that a turn takes at least
 _MOST_CALLS = 1000  # in a turn
+_LONGEST = 20.0  # seconds after which forms take no further turn, if they had `_FEWEST`
+_FEWEST = 3
 
 
 @dataclass(frozen=True)
@@ -282,10 +284,16 @@ def measured(
 
 
 def in_turns(calls: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, float]:
-    """Seconds of each call in its fastest turn; they take turns, so that other work on the machine meets all alike."""
+    """Seconds of each call in its fastest turn; they take turns, so that other work on the machine meets all alike.
+
+    Slow calls have three turns at least, and no more of them once 20 seconds are over.
+    """
     counts = {key: _calls_in_a_turn(call) for key, call in calls.items()}
     best = dict.fromkeys(calls, math.inf)
-    for _ in range(repeats):
+    begin = time.perf_counter()
+    for turn in range(repeats):
+        if turn >= _FEWEST and time.perf_counter() - begin > _LONGEST:
+            break
         for key, call in calls.items():
             time.sleep(_REST)
             if counts[key] > 1:

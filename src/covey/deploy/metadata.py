@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from covey.calibration import SPEC as CALIBRATION
 from covey.data.inputs import RECORD, check_record
 from covey.deploy.tracing import Example
 from covey.ensemble import Ensemble
@@ -35,7 +36,7 @@ SPEC = Record(
         ),
         "outputs": Named(Word()),
         "data": Maybe(RECORD),
-        "calibration": Named(),
+        "calibration": Named(CALIBRATION),
         "fixed_draws": Truth(),
         "weights": Word(("made", "stored")),
         "coverage": Named(),

@@ -27,6 +27,7 @@ class ServedFile:
         calibrated: whether a temperature is inside.
         tells_members: whether the file gives each member's own answer.
         guaranteed: whether it gives conformal sets or intervals.
+        alpha: the share of truths that those may miss; None where there are none.
     """
 
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
@@ -48,6 +49,7 @@ class ServedFile:
         self.calibrated = "temperature" in about["calibration"]
         told = {"member_logits", "member_mean", "member_quantiles"}
         self.tells_members = not told.isdisjoint(about["outputs"])
+        self.alpha: float | None = about["calibration"].get("conformal", {}).get("alpha")
         self.guaranteed = not {"sets", "low"}.isdisjoint(about["outputs"])
 
     def predict(self, inputs: Tensor, *, check: bool = False, members: Sequence[int] | None = None) -> Any:

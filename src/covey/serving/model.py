@@ -134,6 +134,13 @@ class Model:
         return served.guaranteed if isinstance(served, ServedFile) else served.conformal is not None
 
     @property
+    def coverage(self) -> float | None:
+        """The share of truths that conformal sets or intervals hold at least; None where there are none."""
+        served = self.ensemble
+        fitted = served.alpha if isinstance(served, ServedFile) else getattr(served.conformal, "alpha", None)
+        return None if fitted is None else 1 - fitted
+
+    @property
     def tells_members(self) -> bool:
         """Whether each member's own answer is known."""
         return isinstance(self.ensemble, Ensemble) or self.ensemble.tells_members
@@ -270,6 +277,7 @@ class Model:
 
     def metadata(self) -> dict[str, Any]:
         """What a client needs to know."""
+        sets = ("set",) if self.task == "classification" and self.guaranteed else ()
         found: dict[str, Any] = {
             "name": self.name,
             "version": __version__,
@@ -279,7 +287,8 @@ class Model:
             "tells_members": self.tells_members,
             "takes": self.takes,
             "shape": list(self.shape),
-            "answers": list(self.answers),
+            "answers": [*self.answers, *sets],
+            "coverage": self.coverage,
             "classes": list(self.record["classes"]),
             "levels": list(self.levels),
             "columns": [_described(column) for column in self.columns],

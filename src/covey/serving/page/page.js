@@ -118,6 +118,13 @@ function showNumbers(row, names) {
     make("div", {}, make("dt", { textContent: name.replace("_", " ") }), make("dd", { id: name, textContent: short(row[name]) }))));
 }
 
+// What conformal prediction guarantees, where the service was given it.
+function guarantee(row) {
+  const share = about.coverage === null ? "" : `${+(100 * about.coverage).toFixed(2)} % `;
+  if (row.set) return `${share}conformal set: ${row.set.join(", ")}`;
+  return "low" in row ? `${share}conformal interval: ${short(row.low)} to ${short(row.high)}` : "";
+}
+
 function showClasses(answer, row) {
   at("label").textContent = row.label;
   showNumbers(row, ["entropy", "mutual_information"]);
@@ -163,6 +170,8 @@ async function ask() {
     if (about.task !== "regression") showClasses(answer, row);
     else if (answer.levels) showQuantiles(answer, row);
     else showNumber(row);
+    at("guarantee").textContent = guarantee(row);
+    at("guarantee").hidden = !at("guarantee").textContent;
     at("defer").hidden = row.defer !== true;
     at("defer").textContent = "Deferred: more uncertain than the threshold. Ask somebody who knows.";
     at("answer").hidden = false;
