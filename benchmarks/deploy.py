@@ -144,7 +144,7 @@ def main() -> None:
         print(f"\n{table(method, rows)}", flush=True)
         parts[method] = {"written": time.strftime("%Y-%m-%d"), "rows": [asdict(row) for row in rows]}
         if options.write:
-            write(options.write, here, parts)
+            write(options.write, here, {**known_parts(options.write, here), method: parts[method]})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import covey
+from covey.calibration import Conformal, Intervals, Margin, Temperature
 from covey.deploy import DeployedEnsemble
 from covey.deploy.joining import named
 from covey.errors import MissingExtraError
@@ -115,6 +117,7 @@ class Refuse:
             raise ImportError("a stranger does not have " + name)
 sys.meta_path.insert(0, Refuse())
 import json
+import math
 import numpy, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = json.loads(session.get_modelmeta().custom_metadata_map["covey"])
@@ -163,6 +166,31 @@ def test_pt2(tmp_path: Path) -> None:
     torch.testing.assert_close(program.module()(x[:1])["probs"], ensemble.predict(x[:1]).probs)
 
 
+@pytest.mark.parametrize(
+    ("task", "calibration"),
+    [
+        ("classification", Temperature("members", (0.5, 2.0))),
+        ("classification", Conformal("aps", 0.1, 0.9)),
+        ("gaussian", Intervals("normalised", 0.1, (2.0, 1.0))),
+        ("regression", Intervals("absolute", 0.1, (2.0, 1.0, 0.5, 3.0))),
+        ("quantiles(0.1, 0.3, 0.5, 0.9)", Margin(0.1, 0.5)),
+    ],
+)
+def test_pt2_with_what_was_fitted(task: str, calibration: Any, tmp_path: Path) -> None:
+    """A tensor of fitted numbers is made in the code; torch could not run what it had traced of it."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    ensemble = covey.convert(nn.Sequential(nn.Linear(8, 4)), covey.DeepEnsemble(members=2), example=x).eval()
+    ensemble.task = task
+    setattr(ensemble, "temperature" if isinstance(calibration, Temperature) else "conformal", calibration)
+    covey.export(ensemble, tmp_path / "a.pt2", x, members=True)
+    found = torch.export.load(tmp_path / "a.pt2").module()(x[:3])
+    wanted = named(ensemble.predict(x[:3]))
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, wanted[name])
+
+
 def test_a_difference_is_found_and_leaves_no_file(tmp_path: Path) -> None:
     ensemble = ensemble_of("multi-head", "convnet").eval()
     x = NETWORKS["convnet"].x(4)
@@ -199,6 +227,23 @@ def test_bad_input(
         DeployedEnsemble(path)(np.zeros((2, 5), np.float32))
     with pytest.raises(covey.CoveyError, match="takes 1 inputs; got 2"):
         DeployedEnsemble(path)(x, x)
+    for options, said in {
+        ("tolerance", math.nan): "tolerance is at least 0",
+        ("int8_limit", -1): "int8_limit is at least 0",
+        ("seed", "a"): "seed is a whole number",
+        ("int8", torch.zeros(3, 4, dtype=torch.int64)): "hold int64 and the example float32 for 'x'",
+        ("to", "pt2"): "a.onnx ends in .onnx, and to= says 'pt2'",
+    }.items():
+        with pytest.raises(covey.CoveyError, match=said):
+            covey.export(ensemble, tmp_path / "a.onnx", x, **dict([options]))  # type: ignore[arg-type]
+    with pytest.raises(covey.CoveyError, match="it is a folder"):
+        covey.export(ensemble, tmp_path, x, to="onnx")
+    with pytest.raises(covey.CoveyError, match="export takes an ensemble, .* got a Linear"):
+        covey.export(nn.Linear(4, 3), tmp_path / "a.onnx", x)  # type: ignore[arg-type]
+    # No sample can be compared: before, this was taken for random members.
+    with pytest.raises(covey.CoveyError, match="answer to the example is NaN"):
+        covey.export(ensemble, tmp_path / "a.onnx", x * math.nan)
+    assert not list(tmp_path.iterdir())
     damaged = tmp_path / "damaged.onnx"
     content = path.read_bytes()
     damaged.write_bytes(content[: len(content) // 2])
@@ -227,6 +272,10 @@ def test_bad_input(
         ({"task": "regression"}, "it answers probs"),
         ({"labels": ["a", "b", "c", "d"]}, "has 3 classes, and its metadata name 4"),
         ({"members": 0}, "members should be"),
+        (
+            {"calibration": {"conformal": {"calibration": "conformal", "alpha": "none"}}},
+            "calibration.conformal",
+        ),
     ],
 )
 def test_metadata_that_lie(

@@ -222,6 +222,33 @@ def test_examples_that_are_none() -> None:
         covey.fuse(ensemble, torch.zeros(2, 6), memory_format="nhwc")  # type: ignore[arg-type]
 
 
+def test_examples_that_the_network_does_not_take(capfd: pytest.CaptureFixture[str]) -> None:
+    ensemble = ensemble_of("multi-head", "mlp")
+    with pytest.raises(covey.CoveyError, match=r"does not take the example, x \(2, 7\) of float64: "):
+        covey.fuse(ensemble, torch.zeros(2, 7).double())
+    with pytest.raises(covey.CoveyError, match=r"does not take the example, x \(2, 6\) of int64: "):
+        covey.fuse(ensemble, torch.zeros(2, 6, dtype=torch.int64))
+    with pytest.raises(covey.CoveyError, match="answer to the example is NaN"):
+        covey.fuse(ensemble, torch.full((2, 6), torch.nan).double())
+    with pytest.raises(covey.CoveyError, match="fuse takes an ensemble, .* got a Linear"):
+        covey.fuse(nn.Linear(6, 3), torch.zeros(2, 6))  # type: ignore[arg-type]
+    assert capfd.readouterr().err == ""
+
+
+def test_inputs_of_another_kind_are_refused() -> None:
+    fused = covey.fuse(ensemble_of("multi-head", "mlp"), torch.zeros(2, 6).double())
+    for dtype in (torch.float32, torch.int64):
+        with pytest.raises(
+            AssertionError, match=r"fused for x of float64; convert it with x.to\(torch.float64\)"
+        ):
+            fused(torch.zeros(2, 6, dtype=dtype))
+    tokens = torch.randint(0, 11, (4, 5))
+    fused = covey.fuse(covey.convert(Positions(), covey.DeepEnsemble(members=2), example=tokens), tokens)
+    assert_equal(fused(tokens.int()), fused(tokens))
+    with pytest.raises(AssertionError, match="fused for tokens of int64"):
+        fused(tokens.float())
+
+
 class Positions(nn.Module):
     """Adds as many positions as there are tokens."""
 

@@ -18,7 +18,16 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from covey.deploy import metadata
-from covey.deploy.fusing import TOLERANCE, distance, fused_graph, graph_module, is_random, tolerance
+from covey.deploy.fusing import (
+    TOLERANCE,
+    check_answers,
+    check_ensemble,
+    distance,
+    fused_graph,
+    graph_module,
+    is_random,
+    tolerance,
+)
 from covey.deploy.int8 import Quantised, quantise
 from covey.deploy.joining import join, named
 from covey.deploy.session import open_session, results
@@ -30,7 +39,7 @@ from covey.extras import load
 from covey.files import draft as new_file
 from covey.files import whole
 from covey.networks.calls import arguments
-from covey.options import check_choice
+from covey.options import check_choice, check_least, check_whole
 
 KINDS = {"onnx": ".onnx", "pt2": ".pt2"}
 LARGEST = 2**31 - 1
@@ -124,17 +133,24 @@ def export(
     path = Path(path)
     kind = _kind(path, to)
     check_choice("weights", weights, ("made", "stored"))
+    check_least("tolerance", tolerance, 0)
+    check_least("int8_limit", int8_limit, 0)
+    check_whole("seed", seed, 0)
+    check_ensemble(ensemble, "export")
     if kind == "onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             load(package)
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise StoreError(f"cannot write {path}: it is a folder; name a file in it.")
     if int8 is not None and kind != "onnx":
         raise OptionError("int8 is for ONNX files; leave to= at 'onnx'.")
     ensemble, example, precision = _in_float32(ensemble, example)
     settings = _Settings(kind, members, weights, record, int8, int8_limit, tolerance, seed)
     with ensemble.evaluating(), torch.no_grad():
         given = Example.of(ensemble.skeleton(), example)
+        check_answers(ensemble, given)
         written = _with_any_length(ensemble, path, given, settings) or _written(
             ensemble, path, given, settings
         )
@@ -203,8 +219,18 @@ def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.n
             f"the int8 calibration data are {', '.join(found)}; the example is {', '.join(example.names)}. Give both "
             "in the same form."
         )
-    tensors = [found[name] for name in example.names]
-    return [(tensor.float() if tensor.is_floating_point() else tensor).numpy() for tensor in tensors]
+    arrays = []
+    for name, wanted in zip(example.names, example.tensors, strict=True):
+        tensor = found[name]
+        if tensor.is_floating_point() != wanted.is_floating_point():
+            kinds = " and the example ".join(
+                str(each.dtype).removeprefix("torch.") for each in (tensor, wanted)
+            )
+            raise OptionError(
+                f"the int8 calibration data hold {kinds} for {name!r}; give both in the same form."
+            )
+        arrays.append(tensor.to(wanted.dtype).numpy())
+    return arrays
 
 
 def _kind(path: Path, to: str | None) -> str:
@@ -213,6 +239,8 @@ def _kind(path: Path, to: str | None) -> str:
         if to is None:
             raise OptionError(f"{path} ends with neither .onnx nor .pt2; say which is meant with to=.")
     check_choice("to", to, tuple(KINDS))
+    if path.suffix in KINDS.values() and path.suffix != KINDS[to]:
+        raise OptionError(f"{path} ends in {path.suffix}, and to= says {to!r}; let both say the same.")
     return to
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from covey.deploy.constants import Constants
 from covey.deploy.cutting import cut_channels
@@ -23,7 +23,7 @@ from covey.deploy.simplify import (
 )
 from covey.deploy.tracing import Example
 from covey.ensemble import Ensemble
-from covey.errors import ConversionError
+from covey.errors import ConversionError, OptionError
 from covey.options import check_choice
 
 TOLERANCE = 1e-4
@@ -50,10 +50,12 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
         seed: of the draws that random members, such as MC-dropout's, become.
     """
     check_choice("memory_format", memory_format, ("auto", "contiguous", "channels_last"))
+    check_ensemble(ensemble, "fuse")
     with ensemble.evaluating():
         given = Example.of(ensemble.skeleton(), example)
+        check_answers(ensemble, given)
         graph, constants = fused_graph(ensemble, given, seed=seed)
-        _check_shapes(graph, given)
+        _check_inputs(graph, given)
         plain = graph_module(graph, constants)
         check_equal(ensemble, plain, given, "the fused module")
     if memory_format == "contiguous" or not _has_images(graph, given):
@@ -64,6 +66,33 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
     if memory_format == "channels_last" or _timed(last, given) < _timed(plain, given):
         return last
     return plain
+
+
+def check_ensemble(given: Any, what: str) -> None:
+    """Refuse what is no ensemble, such as the network itself."""
+    if not isinstance(given, Ensemble):
+        raise OptionError(
+            f"{what} takes an ensemble, as convert, fit or load give it; got a {type(given).__name__}."
+        )
+
+
+@torch.no_grad()
+def check_answers(ensemble: Ensemble, example: Example) -> None:
+    """Refuse an example that the network does not take, or whose answer nothing can be compared with."""
+    try:
+        outputs = ensemble(*example.args, **example.kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        told = ", ".join(
+            f"{name} {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+            for name, tensor in zip(example.names, example.tensors, strict=True)
+        )
+        said = " ".join(str(error).split())[:300]
+        raise OptionError(f"the network does not take the example, {told}: {said}") from error
+    if outputs.isnan().any():
+        raise OptionError(
+            "the ensemble's answer to the example is NaN, with which nothing can be compared; give finite inputs, as "
+            "the network takes them, and check its weights."
+        )
 
 
 def fused_graph(ensemble: Ensemble, example: Example, *, seed: int = 0) -> tuple[Graph, Constants]:
@@ -81,8 +110,8 @@ def fused_graph(ensemble: Ensemble, example: Example, *, seed: int = 0) -> tuple
     return graph, constants
 
 
-def _check_shapes(graph: Graph, example: Example) -> None:
-    """Let the module refuse inputs of another size than the example's: the sizes in the graph are those.
+def _check_inputs(graph: Graph, example: Example) -> None:
+    """Let the module refuse inputs of another size or kind than the example's: the sizes in the graph are those.
 
     A text of one token would otherwise be added to the positions of all, without an error.
     """
@@ -98,6 +127,20 @@ def _check_shapes(graph: Graph, example: Example) -> None:
             same = graph.call_function(operator.eq, (own, fixed))
             message = f"this module was fused for {name} of shape ({expected}); fuse again for another"
             graph.call_function(torch._assert, (same, message))
+            _check_kind(graph, node, name, tensor.dtype)
+
+
+def _check_kind(graph: Graph, node: Node, name: str, dtype: torch.dtype) -> None:
+    """Let the module refuse numbers that its weights cannot be multiplied with; whole numbers have all widths."""
+    expected = str(dtype).removeprefix("torch.")
+    message = f"this module was fused for {name} of {expected}; convert it with {name}.to(torch.{expected})"
+    own = graph.call_function(getattr, (node, "dtype"))
+    if dtype.is_floating_point:
+        good = graph.call_function(operator.eq, (own, dtype))
+    else:
+        floating = graph.call_function(getattr, (own, "is_floating_point"))
+        good = graph.call_function(operator.not_, (floating,))
+    graph.call_function(torch._assert, (good, message))
 
 
 def graph_module(graph: Graph, constants: Constants) -> GraphModule:

@@ -17,7 +17,13 @@ CONVOLUTIONS = (_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default
 LINEAR = _aten.linear.default
 BATCH_NORM = _aten.batch_norm.default
 _BATCH_NORM_OF_THREE = _aten._native_batch_norm_legit_no_training.default
-_COPIES = (_aten.clone.default, _aten.alias.default, _aten.detach.default, _aten.lift_fresh_copy.default)
+_COPIES = (
+    _aten.clone.default,
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten.detach_.default,  # of a tensor that is made in the code: it counts as a change, and torch refuses to run it
+    _aten.lift_fresh_copy.default,
+)
 _UNSAFE = (torch.Tag.nondeterministic_seeded,)
 
 

@@ -22,6 +22,9 @@ import covey
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import Arguments, Output, arguments, pick
 
+_LOUD = ("torch._guards", "torch._subclasses.fake_tensor", "torch.export._trace")
+"""Parts of torch that log pages of their own stack before an error is raised."""
+
 _OWN_PLACES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, covey))
 
 
@@ -211,16 +214,18 @@ def _line(error: BaseException) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the warnings that torch's tracer gives about its own insides."""
-    log = logging.getLogger("torch._guards")  # which logs pages of its own stack before an error is raised
-    was = log.disabled
-    log.disabled = True
+    logs = [logging.getLogger(name) for name in _LOUD]
+    were = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
             warnings.filterwarnings("ignore", message=".*_flat_weights.*")
             yield
     finally:
-        log.disabled = was
+        for log, was in zip(logs, were, strict=True):
+            log.disabled = was
 
 
 def inlined(
