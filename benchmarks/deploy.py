@@ -84,7 +84,7 @@ def table(method: str, rows: list[Row]) -> str:
 def circumstances(options: argparse.Namespace) -> Stored:
     """What the parts of one file have in common."""
     return {
-        "command": "python benchmarks/deploy.py --compiled --write results/deploy.json",
+        "command": "python benchmarks/deploy.py --write results/deploy.json",
         "versions": {"covey": covey.__version__, "torch": torch.__version__},
         "network": options.network,
         "batches": options.batches,

@@ -70,8 +70,9 @@ def _origin(found: Mapping[str, Any], rows: Rows) -> str:
     versions = found["versions"]
     vnni = "with" if found["vnni"] else "without"
     written = max(part["written"] for part in found["parts"].values())
+    compiled = " --compiled" * any(row["form"] == "compiled" for row in rows)
     return (
-        f"`{found['command']}`, written {written} with covey {versions['covey']} and torch "
+        f"`{found['command']}{compiled}`, written {written} with covey {versions['covey']} and torch "
         f"{versions['torch'].partition('+')[0]}: fastest of {found['repeats']} turns (of 3 or more where turns are "
         f"slow), {found['threads']} threads, a processor {vnni} VNNI. The unit is the plain network in eager mode, "
         f"measured in turns with each method: {units}."
