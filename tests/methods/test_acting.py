@@ -276,3 +276,35 @@ def test_a_table_that_is_no_embedding_gives_rows_of_the_member_s_weight(method: 
             part.add_(0.1 * torch.randn_like(part))
     for k in range(2):
         torch.testing.assert_close(ensemble(words)[k], ensemble.member(k)(words), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # raised inside torch's forward mode
+@pytest.mark.parametrize("run", ["loop", "batched"])
+@pytest.mark.parametrize("network", ["linear", "convolution"])
+@pytest.mark.parametrize(
+    "method", [covey.BatchEnsemble(members=2), covey.LowRank(members=2, rank=2)], ids=["rank-one", "low-rank"]
+)
+def test_forward_mode_and_batches_of_gradients(method: covey.Method, network: str, run: str) -> None:
+    """Functions of one's own know nothing of forward mode: there the weight is made."""
+    torch.manual_seed(0)
+    layers = {
+        "linear": [nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)],
+        "convolution": [nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)],
+    }
+    x = torch.randn(5, *{"linear": (9,), "convolution": (1, 3, 3)}[network]).double()
+    ens = covey.convert(nn.Sequential(*layers[network]).double(), method, example=x)
+    ens.run = run
+    v = torch.randn_like(x)
+    _, tangent = torch.func.jvp(ens, (x,), (v,))
+    x.requires_grad_()
+    outputs = ens(x)
+    u = torch.zeros_like(outputs, requires_grad=True)
+    (led_back,) = torch.autograd.grad(outputs, x, u, create_graph=True)
+    torch.testing.assert_close(tangent, torch.autograd.grad(led_back, u, v)[0])
+    wanted = [p for p in ens.parameters() if p.requires_grad]
+    outputs = ens(x)
+    directions = torch.randn(3, *outputs.shape).double()
+    at_once = torch.autograd.grad(outputs, wanted, directions, is_grads_batched=True, retain_graph=True)
+    for k, direction in enumerate(directions):
+        alone = torch.autograd.grad(outputs, wanted, direction, retain_graph=True)
+        torch.testing.assert_close([each[k] for each in at_once], list(alone))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
 
 from covey.deploy.constants import Constants
@@ -69,7 +70,9 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
 
 
 def check_ensemble(given: Any, what: str) -> None:
-    """Refuse what is no ensemble, such as the network itself."""
+    """Refuse what is no ensemble, such as the network itself, and a torch that cannot."""
+    if not hasattr(Dim, "AUTO"):
+        raise OptionError(f"{what} needs torch 2.6 or later; this is torch {torch.__version__}.")
     if not isinstance(given, Ensemble):
         raise OptionError(
             f"{what} takes an ensemble, as convert, fit or load give it; got a {type(given).__name__}."

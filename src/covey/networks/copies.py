@@ -24,7 +24,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def duplicate(network: Network, twins: Mapping[int, Any] | None = None) -> Network:
-    """What `copy.deepcopy` makes of a network, in about a third of the time.
+    """What `copy.deepcopy` makes of a network, in less time.
 
     Args:
         network: any module.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 from covey.errors import TrainingError
@@ -53,11 +54,11 @@ class Layer:
     ) -> Sequence[Tensor | None]:
         """Gradients of the input and of the one weight."""
         if self.is_linear:
-            rows = grad.flatten(0, -2)
+            rows = grad.reshape(-1, grad.shape[-1])  # which a batch of gradients takes, other than flatten
             inputs = (rows @ weight).view_as(x) if needs[0] else None
             return inputs, (rows.T @ x.flatten(0, -2) if needs[1] else None)
         sizes = (self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups)
-        flat = grad.flatten(0, 1), x.flatten(0, 1)
+        flat = grad.reshape(-1, *grad.shape[2:]), x.flatten(0, 1)
         found = torch.ops.aten.convolution_backward(*flat, weight, None, *sizes, (*needs, False))
         return (found[0].view_as(x) if needs[0] else None), found[1]
 
@@ -70,7 +71,7 @@ class Layer:
     def total(self, product: Tensor) -> Tensor:
         """Sum activations over all but members and features: (M, n)."""
         if self.is_linear:
-            return product.flatten(1, -2).sum(1)
+            return product.sum(tuple(range(1, product.ndim - 1)))
         return product.sum((1, *range(3, product.ndim)))
 
 
@@ -109,7 +110,7 @@ class ActingWeight(Tensor):
         if func in _ASKED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        rule = _RULES.get(func)
+        rule = None if _forward_mode() else _RULES.get(func)
         if rule is not None:
             found = rule(func, *args, **kwargs)
             if found is not NotImplemented:
@@ -183,6 +184,11 @@ def _opened(function: Any) -> Callable:
     )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
+
+
+def _forward_mode() -> bool:
+    """Whether forward-mode differentiation is at work, of which functions of one's own know nothing."""
+    return forward_ad._current_level >= 0
 
 
 def as_autocast(x: Tensor, *others: Tensor | None) -> Any:

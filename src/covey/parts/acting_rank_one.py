@@ -38,13 +38,13 @@ def parts_of(
     product: Tensor, r: Tensor | None, s: Tensor | None, groups: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of one member's r and s, from the weight times the gradient of the member's weight."""
-    table = product.flatten(2).sum(2) if product.ndim > 2 else product
+    table = product.sum(tuple(range(2, product.ndim))) if product.ndim > 2 else product
     table = table.view(groups, -1, table.shape[1])
     grad_r = grad_s = None
     if r is not None:
-        grad_r = (table.sum(1) if s is None else s.view(groups, 1, -1) @ table).flatten()
+        grad_r = (table.sum(1) if s is None else s.view(groups, 1, -1) @ table).reshape(-1)
     if s is not None:
-        grad_s = (table.sum(2) if r is None else table @ r.view(groups, -1, 1)).flatten()
+        grad_s = (table.sum(2) if r is None else table @ r.view(groups, -1, 1)).reshape(-1)
     return grad_r, grad_s
 
 
@@ -197,7 +197,7 @@ def _backward_acting(
         for k in range(len(x)):
             _, own = layer.gradients(grad[k : k + 1], scaled[k : k + 1], weight, (False, True))
             assert own is not None
-            each.append((own * weight).flatten(1).sum(1))
+            each.append((own * weight).sum(tuple(range(1, weight.ndim))))
             if needs[1]:
                 mine = own * (gamma * s[k]).view(-1, *(1,) * (weight.ndim - 1))
                 shared = mine if shared is None else shared + mine

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covey.combine import Prediction
 from covey.errors import EvaluationError
+from covey.extras import explained
 
 BINS = 15
 
@@ -27,6 +28,8 @@ def torchmetrics_functions() -> ModuleType:
     """`torchmetrics.functional.classification`, loaded at first use because that takes seconds."""
     try:
         return importlib.import_module("torchmetrics.functional.classification")
+    except ModuleNotFoundError as error:
+        raise explained(error) from None
     except RuntimeError as problem:
         if "torchvision::" not in str(problem):
             raise
