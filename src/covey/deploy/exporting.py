@@ -229,7 +229,7 @@ def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.n
             raise OptionError(
                 f"the int8 calibration data hold {kinds} for {name!r}; give both in the same form."
             )
-        arrays.append(tensor.to(wanted.dtype).numpy())
+        arrays.append((tensor.float() if tensor.is_floating_point() else tensor.to(wanted.dtype)).numpy())
     return arrays
 
 
