@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covey.cli import recipes, run
+from covey.cli import reading, recipes, run
 from covey.cli.planned import from_recipe, planned_runs
 from covey.errors import StoreError
 from covey.files import write_text
@@ -60,7 +60,7 @@ def curves(name: str, root: str, folder: Path) -> list[dict[str, object]]:
 
 def _is_done(folder: Path) -> bool:
     try:
-        return run.read_settings(folder)["seconds"] is not None
+        return reading.read_settings(folder)["seconds"] is not None
     except StoreError:
         return False
 

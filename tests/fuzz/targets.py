@@ -31,7 +31,7 @@ from starlette.testclient import TestClient
 
 import covey
 from covey import zoo
-from covey.cli import main, recipes, run
+from covey.cli import main, reading, recipes, run
 from covey.cli.planned import from_recipe, planned_runs
 from covey.cli.settings import trained
 from covey.data import Data, Split, load
@@ -165,8 +165,8 @@ class Runs(Target):
             folder = self.base / name
             shutil.copytree(STORED / "first" / "commands" / name / "run", folder, dirs_exist_ok=True)
             ensemble, data = (
-                run.read_ensemble(folder),
-                run.settings_of(run.read_settings(folder)).dataset.load(),
+                reading.read_ensemble(folder),
+                reading.settings_of(reading.read_settings(folder)).dataset.load(),
             )
             run.measure_cost(folder, ensemble, data)
         self.x = source / "x.npy"
