@@ -18,18 +18,17 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from covey.deploy import metadata
+from covey.deploy.file_checks import OF_MEMBERS, answered, check_batches, check_equal_to, check_lengths
 from covey.deploy.fusing import (
     TOLERANCE,
     check_answers,
     check_ensemble,
-    distance,
     fused_graph,
     graph_module,
     is_random,
-    tolerance,
 )
 from covey.deploy.int8 import Quantised, quantise
-from covey.deploy.joining import join, named
+from covey.deploy.joining import join
 from covey.deploy.session import open_session, results
 from covey.deploy.simplify import merge_equal, without_copies
 from covey.deploy.tracing import Example, quiet
@@ -49,7 +48,6 @@ SHORTEST = 4
 """Steps that an example must have for a file that takes any number of them."""
 
 _log = logging.getLogger("covey")
-OF_MEMBERS = ("member_logits", "member_mean", "member_variance", "member_quantiles")
 
 
 Lengths = int | Literal["any"]
@@ -186,17 +184,21 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
     kind, quantised = settings.kind, None
     module = _module(ensemble, given, settings.members, settings.weights, settings.seed)
     random = is_random(ensemble, given)
-    expected = _answered(ensemble, given)
+    expected = answered(ensemble, given)
     outputs = tuple(_outputs(module))
     described = metadata.describe(ensemble, given, outputs, settings.record, random, settings.weights)
     with whole(path) as draft:
         program = _program(module, given)
         WRITERS[kind](program, draft, described)
         found = READERS[kind](draft, given)
-        far = None if random else _check(found, expected, settings.tolerance, kind, draft, program, given)
-        _check_batches(READERS[kind], draft, given, found)
+        far = (
+            None
+            if random
+            else check_equal_to(found, expected, settings.tolerance, kind, draft, program, given)
+        )
+        check_batches(READERS[kind], draft, given, found)
         if given.any_length:
-            _check_lengths(ensemble, READERS[kind], draft, given, random)
+            check_lengths(ensemble, READERS[kind], draft, given, random)
         if settings.int8 is not None:
             calibration = _calibration(ensemble, settings.int8, given)
             with new_file(path.parent) as twin:
@@ -204,10 +206,6 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
                 draft.write_bytes(twin.read_bytes())
     lengths: Lengths | None = "any" if given.any_length else max(given.lengths, default=None)
     return Exported(path, path.stat().st_size, outputs, far, quantised, lengths=lengths)
-
-
-def _answered(ensemble: Ensemble, given: Example) -> dict[str, Tensor]:
-    return named(ensemble.answer(ensemble(*given.args, **given.kwargs)))
 
 
 def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.ndarray]:
@@ -394,97 +392,3 @@ def _read_pt2(path: Path, example: Example) -> dict[str, Tensor]:
 
 WRITERS = {"onnx": _write_onnx, "pt2": _write_pt2}
 READERS = {"onnx": _read_onnx, "pt2": _read_pt2}
-
-
-def _check(
-    found: dict[str, Tensor],
-    expected: dict[str, Tensor],
-    limit: float,
-    kind: str,
-    path: Path,
-    program: ExportedProgram,
-    example: Example,
-) -> float:
-    """The largest difference from the ensemble; above the limit an error that says where it begins."""
-    largest = 0.0
-    for name, tensor in found.items():
-        far = distance(tensor, expected[name])
-        if far > (limit if tensor.dtype != torch.bool else tolerance(tensor)):
-            begins = _beginning(path, program, example, limit) if kind == "onnx" else ""
-            raise ConversionError(
-                f"the {kind} file does not answer as the ensemble does and was not kept: {name} differs by {far:.2g} "
-                f"of its largest value, more than {limit:.2g}{begins}."
-            )
-        largest = max(largest, far if tensor.dtype != torch.bool else 0.0)
-    return largest
-
-
-def _beginning(path: Path, program: ExportedProgram, example: Example, limit: float) -> str:
-    """The first operation whose result in ONNX Runtime differs from torch's, in words."""
-    onnx = load("onnx")
-    model = onnx.load(str(path))
-    known = {output.name for output in model.graph.output}
-    for node in model.graph.node:
-        for name in node.output:
-            if name and name not in known:
-                model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    session = open_session(model.SerializeToString())
-    found = results(session, [tensor.numpy() for tensor in example.tensors])
-    for name, tensor in _Values(program.module()).of(example).items():
-        if name in found and tuple(found[name].shape) == tuple(tensor.shape):
-            far = distance(torch.from_numpy(found[name]), tensor)
-            if far > limit:
-                return f"; it begins at {name}, which differs by {far:.2g}"
-    return ""
-
-
-class _Values(torch.fx.Interpreter):
-    """Runs a graph and keeps every tensor in it by name."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.values: dict[str, Tensor] = {}
-
-    def of(self, example: Example) -> dict[str, Tensor]:
-        """Every tensor on this input, in the order of computation."""
-        self.run(*example.tensors)
-        return self.values
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Keeps what one operation gives."""
-        value = super().run_node(n)
-        if n.op == "call_function" and isinstance(value, Tensor):
-            self.values[n.name] = value
-        return value
-
-
-def _check_batches(read: Any, path: Path, example: Example, found: Mapping[str, Tensor]) -> None:
-    """Refuse a file that answers one sample alone otherwise than among others."""
-    for name, tensor in read(path, example.first(1)).items():
-        batched = found[name][:, :1] if name in OF_MEMBERS else found[name][:1]
-        far = distance(tensor, batched)
-        if far > (10 * TOLERANCE if tensor.dtype != torch.bool else 0.5):
-            raise ConversionError(
-                f"the file answers one sample alone otherwise than among others and was not kept: {name} differs by "
-                f"{far:.2g}. The network's answer on a sample depends on the batch it comes in."
-            )
-
-
-def _check_lengths(ensemble: Ensemble, read: Any, path: Path, example: Example, random: bool) -> None:
-    """Refuse a file that does not answer sequences of two other lengths, at best a longer one, as the ensemble does."""
-    length = max(example.lengths)
-    checked = 0
-    for other in (length + length // 2, length // 2, 1):
-        given = example.of_length(other)
-        try:
-            expected = _answered(ensemble, given)
-        except (RuntimeError, IndexError, ValueError):  # it is too long, or too short, for the network itself
-            continue
-        for name, tensor in read(path, given).items():
-            if tensor.shape != expected[name].shape or (
-                not random and distance(tensor, expected[name]) > tolerance(tensor)
-            ):
-                raise ConversionError(f"{name} differs on sequences of length {other}")
-        checked += 1
-    if checked < 2:
-        raise ConversionError("the network takes sequences of one length")

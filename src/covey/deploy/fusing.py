@@ -72,7 +72,9 @@ def fuse(ensemble: Ensemble, example: Any, *, memory_format: Layout = "auto", se
 def check_ensemble(given: Any, what: str) -> None:
     """Refuse what is no ensemble, such as the network itself, and a torch that cannot."""
     if not hasattr(Dim, "AUTO"):
-        raise OptionError(f"{what} needs torch 2.6 or later; this is torch {torch.__version__}.")
+        raise OptionError(
+            f"{what} needs a newer torch, whose torch.export has Dim.AUTO (tested: 2.13); this is {torch.__version__}."
+        )
     if not isinstance(given, Ensemble):
         raise OptionError(
             f"{what} takes an ensemble, as convert, fit or load give it; got a {type(given).__name__}."

@@ -104,7 +104,7 @@ class Packed(Method):
         (body,) = bodies
         small = self._small(body, layout)
         networks = self._initialised(body.network, small, layout)
-        parameters = [dict(net.named_parameters()) for net in networks]
+        parameters = [dict(net.named_parameters(remove_duplicate=False)) for net in networks]
         stacked = {}
         for name in layout.tensors["packed"]:
             stacked[name] = torch.stack([tensors[name].detach() for tensors in parameters])

@@ -110,7 +110,7 @@ class ActingWeight(Tensor):
         if func in _ASKED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        rule = None if _forward_mode() else _RULES.get(func)
+        rule = None if forward_mode() else _RULES.get(func)
         if rule is not None:
             found = rule(func, *args, **kwargs)
             if found is not NotImplemented:
@@ -186,7 +186,7 @@ def _opened(function: Any) -> Callable:
     return made
 
 
-def _forward_mode() -> bool:
+def forward_mode() -> bool:
     """Whether forward-mode differentiation is at work, of which functions of one's own know nothing."""
     return forward_ad._current_level >= 0
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from covey.parameterization import Group, Parameterization, places
+from covey.parts.acting import forward_mode
 from covey.parts.banks import Bank, Piece
 from covey.parts.recomputed import RecomputedWeight
 
@@ -231,7 +231,7 @@ class Templates(Parameterization):
 
 def _transformed() -> bool:
     """Whether one of torch.func's transforms or forward-mode differentiation is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
 
 
 def _filled(made: Makeup, parts: Sequence[Tensor], members: int) -> Tensor:
