@@ -149,7 +149,9 @@ def test_compare_in_two_processes(place, here):
     assert "multi-head members=2 seed 0: done" in out
     assert "multi-head members=2" in (place / "both" / "report.html").read_text()
     times = {p: p.stat().st_mtime_ns for p in (place / "both").rglob("*.safetensors")}
-    here("compare", *words, *SMALL)  # what is done is not done again
+    assert not list((place / "both" / "figures").glob("*.pdf"))
+    here("compare", *words, "--pdf", *SMALL)  # what is done is not done again
+    assert list((place / "both" / "figures").glob("*.pdf"))
     assert {p: p.stat().st_mtime_ns for p in (place / "both").rglob("*.safetensors")} == times
 
 

@@ -10,7 +10,7 @@ import torch
 from covey import zoo
 from covey.cli import recipes
 from covey.cli.main import main
-from covey.cli.planned import CompareFlags, from_recipe, planned_runs
+from covey.cli.planned import CompareFlags, from_recipe, longest_first, planned_runs
 from covey.cli.reproduce import SIZES, hours
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import OptionError
@@ -174,6 +174,15 @@ def test_splits_of_the_data_are_repetitions():
         3,
         7,
     ]
+
+
+def test_processes_begin_with_the_longest_runs():
+    own = CompareFlags(
+        methods=("single", "packed:alpha=3,members=4", "deep-ensemble:members=4"), seeds=(0, 1)
+    )
+    ordered = longest_first(planned_runs(Settings(), own))
+    assert [one.settings.method for one in ordered[::2]] == ["deep-ensemble", "packed", "single"]
+    assert [one.repeat for one in ordered] == [0, 1] * 3
 
 
 def test_a_method_can_have_settings_of_its_own():

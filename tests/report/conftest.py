@@ -79,9 +79,7 @@ def make_runs() -> Callable[[Sequence[int]], list[Run]]:
 @pytest.fixture(scope="session")
 def page(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of three methods and three seeds."""
-    return write(
-        make_runs((0, 1, 2)), tmp_path_factory.mktemp("report"), title="A <report> & more", pdf=False
-    )
+    return write(make_runs((0, 1, 2)), tmp_path_factory.mktemp("report"), title="A <report> & more")
 
 
 @pytest.fixture(scope="session")
@@ -100,9 +98,9 @@ def hostile_pages(make_runs: Callable, tmp_path_factory: pytest.TempPathFactory)
             # what kind of calibration it is, and nothing else, decides how the file is read
             assert where.startswith("evaluation/calibration/"), "only these are refused"
             continue
-        pages[where] = write([read], folder / str(place), title="A report", pdf=False)
+        pages[where] = write([read], folder / str(place), title="A report")
     files = hostile.all_at_once(run)
     other = files | {"method": "another"}
     both = [hostile.restored(files, 0), hostile.restored(other, 0)]
-    pages["everywhere"] = write(both, folder / "all", title=hostile.HOSTILE, pdf=False)
+    pages["everywhere"] = write(both, folder / "all", title=hostile.HOSTILE)
     return pages

@@ -81,7 +81,7 @@ def table_run(classes: tuple[str, ...], columns: tuple[str, ...], **sets: torch.
 def test_a_report_of_a_table_shows_rows_and_escapes_their_names(tmp_path: Path) -> None:
     run = table_run((HOSTILE, "b", "c"), (HOSTILE, "size"), **{HOSTILE: torch.randn(9, 2)})
     stored = Evaluation.from_dict(json.loads(json.dumps(run.evaluation.to_dict())))
-    page = write([Run("method", 0, stored)], tmp_path, pdf=False)
+    page = write([Run("method", 0, stored)], tmp_path)
     text = page.read_text()
     parsed = Page(text)
     assert len(parsed.of("script")) == 1
@@ -114,5 +114,5 @@ def test_stored_scores_of_classes_that_do_not_fit_are_refused(change: dict, told
 def test_a_row_of_words_is_left_out_with_a_note(tmp_path: Path) -> None:
     stored = table_run((), ()).evaluation.to_dict()
     stored["examples"][0]["values"] = {"x0": "<b>"}
-    page = write([Run("method", 0, Evaluation.from_dict(stored))], tmp_path, pdf=False)
+    page = write([Run("method", 0, Evaluation.from_dict(stored))], tmp_path)
     assert "1 stored example(s) left out" in page.read_text()

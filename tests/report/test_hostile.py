@@ -175,7 +175,7 @@ def test_pictures_that_are_left_out_are_told(make_runs: Callable, tmp_path: Path
         "no example at all",
         *rest,
     )
-    page = write([replace(run, evaluation=replace(run.evaluation, examples=examples))], tmp_path, pdf=False)
+    page = write([replace(run, evaluation=replace(run.evaluation, examples=examples))], tmp_path)
     assert len(Page(page.read_text()).of("img")) == len(run.evaluation.examples) - 5
     for file in (page, tmp_path / "report.md"):
         assert "Single: 5 stored example(s) left out" in file.read_text()
@@ -207,7 +207,7 @@ def test_drawings_keep_what_matplotlib_draws_and_nothing_else() -> None:
 def test_names_that_matplotlib_would_take_for_commands(make_runs: Callable, tmp_path: Path) -> None:
     names = ["$x_{$", "_hidden", "a" * 300, "模型 \ud800", "A", "a"]
     runs = [replace(make_runs((0, 1, 2))[0], method=name) for name in names]
-    page = write(runs, tmp_path, pdf=False)
+    page = write(runs, tmp_path)
     parsed = Page(page.read_text())
     legend = parsed.text("text")
     assert "$x_{$" in legend
@@ -228,7 +228,7 @@ def test_a_link_in_the_place_of_a_page_is_replaced_and_not_followed(
     pages = [folder / name for name in ("report.html", "report.md")]
     for page in pages:
         page.symlink_to(mine)
-    write(make_runs((0, 1, 2))[:1], folder, pdf=False)
+    write(make_runs((0, 1, 2))[:1], folder)
     assert mine.read_text() == "mine"
     assert not any(page.is_symlink() for page in pages)
 
@@ -238,5 +238,5 @@ def test_a_folder_of_figures_that_is_a_link_is_refused(make_runs: Callable, tmp_
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "figures").symlink_to(tmp_path / "mine")
     with pytest.raises(StoreError, match="figures is a link to another place"):
-        write(make_runs((0, 1, 2))[:1], tmp_path / "run", pdf=False)
+        write(make_runs((0, 1, 2))[:1], tmp_path / "run")
     assert not list((tmp_path / "mine").iterdir())

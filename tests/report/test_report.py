@@ -87,7 +87,7 @@ def test_figures_are_files_of_their_own(page: Path, tmp_path: Path) -> None:
     for file in files:
         ElementTree.fromstring(file.read_text())
         assert "var(--" not in file.read_text()
-    write(regression_runs(), tmp_path)
+    write(regression_runs(), tmp_path, pdf=True)
     assert (tmp_path / "figures" / "intervals.pdf").read_bytes().startswith(b"%PDF")
 
 
@@ -106,7 +106,7 @@ def test_markdown_twin_has_the_same_numbers(page: Path) -> None:
 
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     runs = regression_runs()
-    first, second = (write(runs, tmp_path / name, pdf=False) for name in ("first", "second"))
+    first, second = (write(runs, tmp_path / name) for name in ("first", "second"))
     assert first.read_text() == second.read_text()
 
 
@@ -273,14 +273,14 @@ def test_numbers_are_written_like_this() -> None:
 
 
 def test_a_report_of_regression(tmp_path: Path) -> None:
-    page = write(regression_runs(), tmp_path, pdf=False)
+    page = write(regression_runs(), tmp_path)
     anchors = [a["id"] for a in Page(page.read_text()).of("section")]
     assert anchors == ["answer", "table", "intervals", "repeat"]
     assert "RMSE" in page.read_text()
 
 
 def test_a_report_of_one_run(make_runs: Callable, tmp_path: Path) -> None:
-    text = write(make_runs((0, 1, 2))[:1], tmp_path, pdf=False).read_text()
+    text = write(make_runs((0, 1, 2))[:1], tmp_path).read_text()
     assert "Only one method was run" in text
     for words in ("The baseline itself", "Compared with", "fastest of", "1.00\u00d7", 'class="best"'):
         assert words not in text

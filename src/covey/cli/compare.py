@@ -61,6 +61,7 @@ def compare(args: Sequence[str]) -> int:
         ray=own.ray,
         baseline=own.baseline,
         flatness=own.flatness,
+        pdf=own.pdf,
         results=keep,
     )
 

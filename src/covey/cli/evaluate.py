@@ -35,6 +35,7 @@ class EvaluateFlags:
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
         json: print all scores as JSON.
         report: measure the cost too, and write report.html and its Markdown twin into the folder.
+        pdf: write the report's figures as PDF too, for papers; SVG is always written.
     """
 
     folder: Positional[str]
@@ -46,6 +47,7 @@ class EvaluateFlags:
     network: str | None = None
     json: bool = False
     report: bool = True
+    pdf: bool = False
 
 
 def evaluate(args: Sequence[str]) -> int:
@@ -83,7 +85,8 @@ def _evaluate(own: EvaluateFlags) -> int:
 
         run.measure_cost(folder, ensemble, data, place)
         title = f"{settings.method} on {own.data or settings.dataset.data}"
-        page = write([run.result(folder, settings.method, settings.recipe.seed, place)], place, title=title)
+        result = run.result(folder, settings.method, settings.recipe.seed, place)
+        page = write([result], place, title=title, pdf=own.pdf)
         told.append(f"report: {page}")
     print(json.dumps(scores.scores, indent=1) if own.json else "\n".join(told))
     return 0

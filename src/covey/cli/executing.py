@@ -13,7 +13,7 @@ from typing import Any
 
 from covey.cli import reading, run
 from covey.cli import results as stored
-from covey.cli.planned import PlannedRun, file_name, is_done
+from covey.cli.planned import PlannedRun, file_name, is_done, longest_first
 from covey.cli.spoken import with_flags
 from covey.errors import CoveyError, OptionError, reason
 from covey.extras import load
@@ -58,6 +58,7 @@ def execute(
     ray: bool = False,
     baseline: str | None = None,
     flatness: int = 0,
+    pdf: bool = False,
     results: Results | None = None,
 ) -> int:
     """Do all runs, those that are done already excepted, and write results and the report. 1 if a run failed."""
@@ -67,7 +68,7 @@ def execute(
         finished = [one for one in planned if one not in failed]
         for data, runs in _by_data(finished).items():
             place = folder if len(_by_data(finished)) == 1 else folder / file_name(data)
-            _tell(runs, place, baseline, flatness)
+            _tell(runs, place, baseline=baseline, flatness=flatness, pdf=pdf)
     return 1 if failed else 0
 
 
@@ -132,7 +133,9 @@ def do_run(one: PlannedRun) -> str | None:
     return None
 
 
-def _tell(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, flatness: int) -> None:
+def _tell(
+    planned: Sequence[PlannedRun], folder: Path, *, baseline: str | None, flatness: int, pdf: bool
+) -> None:
     """Print the main scores of all runs, write one page about them, and say where it is."""
     from covey.report import write
     from covey.report.brief import brief
@@ -144,7 +147,7 @@ def _tell(planned: Sequence[PlannedRun], folder: Path, baseline: str | None, fla
             for each, one in zip(runs, planned, strict=True)
         ]
     print(f"\n{brief(runs, baseline=baseline)}\n")
-    print(f"report: {write(runs, folder, baseline=baseline)}")
+    print(f"report: {write(runs, folder, baseline=baseline, pdf=pdf)}")
 
 
 def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
@@ -164,7 +167,7 @@ def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str
 
 def _in_processes(planned: Iterable[PlannedRun], jobs: int) -> Iterator[tuple[PlannedRun, str | None]]:
     with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_end_with_parent) as pool:
-        waiting = {pool.submit(do_run, _quiet(one)): one for one in planned}
+        waiting = {pool.submit(do_run, _quiet(one)): one for one in longest_first(planned)}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from covey.cli import reading, recipes, run
 from covey.cli.flags import UsageError
 from covey.cli.settings import Settings, parse_options, updated
 from covey.errors import OptionError, suggest
+from covey.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class CompareFlags:
             the learning rate from a tenth to ten times the given one.
         results: a .json file for settings, versions, wall time and raw scores of all runs; results.json in the folder
             if not given.
+        pdf: write the report's figures as PDF too, for papers; SVG is always written.
     """
 
     methods: tuple[str, ...] = ("single", "deep-ensemble", "batch-ensemble")
@@ -61,6 +63,7 @@ class CompareFlags:
     search: int = 0
     space: tuple[str, ...] = ()
     results: str | None = None
+    pdf: bool = False
 
 
 # whose setting a name means: packed:alpha=2 is the method's, --vary lr=0.1,0.2 the recipe's even if the method has one
@@ -199,3 +202,17 @@ def apply_settings(settings: Settings, given: Mapping[str, Any], order: Sequence
 def file_name(label: str) -> str:
     """A run's label as the name of its folder."""
     return "".join(c if c.isalnum() or c in ".-=" else "_" for c in label)
+
+
+def passes_of(settings: Settings) -> float:
+    """How many passes of the whole network a sample costs in training."""
+    options = settings.options
+    apart = settings.recipe.plan in ("split", "independent")  # members share the minibatches among themselves
+    if apart and isinstance(options, Method) and not options.own_batches:
+        return options.training_passes / options.members
+    return options.training_passes
+
+
+def longest_first(planned: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """The order for several processes: none is left with a long run when the others have nothing to do."""
+    return sorted(planned, key=lambda one: passes_of(one.settings), reverse=True)

@@ -19,14 +19,21 @@ from covey.cli import recipes
 from covey.cli import results as stored
 from covey.cli.executing import Results, execute
 from covey.cli.flags import UsageError, parse_one
-from covey.cli.planned import CompareFlags, PlannedRun, check_shared, from_recipe, has_ended, planned_runs
+from covey.cli.planned import (
+    CompareFlags,
+    PlannedRun,
+    check_shared,
+    from_recipe,
+    has_ended,
+    passes_of,
+    planned_runs,
+)
 from covey.cli.recipes import RecipeFile
 from covey.cli.settings import Settings, parse_options
 from covey.cli.train import check_typed
 from covey.data.catalogue import KNOWN
 from covey.data.known import data_folder
 from covey.data.layouts import find
-from covey.method import Method
 from covey.options import check_whole
 from covey.zoo.sizes import SIZES as LISTED
 from covey.zoo.sizes import VARIANTS
@@ -212,7 +219,7 @@ def _seconds(settings: Settings, speed: float) -> float | None:
     options = settings.network.network_option
     work = sum(_multiply_adds(each, shape, classes, options) for each in names)
     samples = min(samples, data.samples or samples, data.train_samples or samples)
-    passes = _passes(settings) if len(names) == 1 else 1.0  # each member is one of the networks
+    passes = passes_of(settings) if len(names) == 1 else 1.0  # each member is one of the networks
     return BACKWARD * work * samples * settings.recipe.epochs * passes / speed
 
 
@@ -236,15 +243,6 @@ def _listed(name: str, options: tuple[str, ...]) -> int | None:
     if not sizing and name in LISTED:
         return LISTED[name].multiply_adds
     return VARIANTS.get(":".join([name, *sizing]))
-
-
-def _passes(settings: Settings) -> float:
-    """How many passes of the whole network a sample costs in training."""
-    options = settings.options
-    apart = settings.recipe.plan in ("split", "independent")  # members share the minibatches among themselves
-    if apart and isinstance(options, Method) and not options.own_batches:
-        return options.training_passes / options.members
-    return options.training_passes
 
 
 def _speed() -> float:

@@ -20,7 +20,7 @@ def write(
     *,
     title: str = "Comparison of ensembles",
     baseline: str | None = None,
-    pdf: bool = True,
+    pdf: bool = False,
 ) -> Path:
     """Write report.html, report.md and figures/ to a folder, and return the page's path.
 
@@ -29,7 +29,8 @@ def write(
         folder: made if it is not there.
         title: of the page.
         baseline: the method that the others are compared with; by default the first with one member.
-        pdf: whether to write the figures as PDF too, for papers; SVG is always written.
+        pdf: whether to write the figures as PDF too, for papers, which takes longer than all the rest; SVG is always
+            written.
     """
     from .answers import answers
     from .markdown import markdown
