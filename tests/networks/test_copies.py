@@ -96,6 +96,20 @@ def test_ways_of_copying_that_a_class_has_are_used():
     assert twin[0].told
 
 
+def test_a_class_that_fills_itself_finds_its_children_filled():
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = nn.Linear(2, 2)
+
+        def __setstate__(self, state: dict[str, object]) -> None:
+            super().__setstate__(state)
+            self.total = self.child.weight.sum().item()
+
+    network = Sum()
+    assert duplicate(network).total == network.child.weight.sum().item()
+
+
 def test_modules_that_meet_outside_of_torch_are_one_in_the_copy():
     class Parent(nn.Module):
         def __init__(self) -> None:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 _CONTAINERS = {dict, OrderedDict, set, list}
 _ATOMS = {type(None), bool, int, float, str}  # most attributes; a copy of them is the same object
-_WAYS_OF_COPYING = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
+_WAYS_OF_COPYING = ("__reduce_ex__", "__reduce__", "__getstate__")
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -36,7 +36,9 @@ def duplicate(network: Network, twins: Mapping[int, Any] | None = None) -> Netwo
     for module in usual:
         memo[id(module)] = type(module).__new__(type(module))
     for module in usual:
-        state = {key: _copied_value(value, memo) for key, value in vars(module).items()}
+        state = {}
+        for key, value in vars(module).items():
+            state[key] = value if type(value) in _ATOMS else _copied_value(value, memo)
         memo[id(module)].__setstate__(state)
     return copy.deepcopy(network, memo)
 
@@ -58,7 +60,17 @@ def _is_usual(kind: type) -> bool:
         return False
     if kind in copyreg.dispatch_table or copyreg._slotnames(kind):  # type: ignore[attr-defined]
         return False
+    if not _fills_itself_alone(kind):
+        return False
     return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in _WAYS_OF_COPYING)
+
+
+def _fills_itself_alone(kind: type) -> bool:
+    """Whether `__setstate__` is torch's own: those (convolutions have one) look at nothing but the state given.
+
+    A stranger's may look at submodules, which deepcopy fills before and this file may fill after.
+    """
+    return kind.__setstate__.__module__.startswith("torch.nn.modules.")  # type: ignore[attr-defined]
 
 
 def _copied_value(value: Any, memo: dict[int, Any]) -> Any:
