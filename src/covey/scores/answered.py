@@ -36,7 +36,10 @@ def answered(
         return Record(outputs=outputs.float(), targets=truths.cpu(), task="multilabel")
     if kind_of(task) == KIND:
         outputs, numbers = test
-        return Record(outputs=outputs.float(), targets=numbers.float().flatten(), task=task)
+        goal = numbers.float()
+        if goal.numel() == len(goal):
+            goal = goal.flatten()
+        return Record(outputs=outputs.float(), targets=goal, task=task)
     if task != "classification":
         return _regression(*test, task=task)
     outputs, labels = _counted(*test, ignore_index)

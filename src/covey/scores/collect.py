@@ -217,20 +217,21 @@ def _numbers(
 
 
 def _quantile_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
-    """Quantiles of one number for each sample."""
+    """Quantiles of a number, or of several, for each sample."""
 
     def numbers(part: Split) -> tuple[Tensor, Tensor]:
-        """Members' quantiles (M, N, Q) and the targets (N,), in the targets' own unit."""
+        """Members' quantiles (M, N, Q) or (M, N, D Q) and the targets (N,) or (N, D), in the targets' own unit."""
         outputs, answers = _outputs(model, data, part, batch_size)
         found = answer(outputs, str(model.task))
         assert isinstance(found, QuantileAnswer)
         targets = answers.float().cpu()
         if targets.numel() == len(targets):  # else `Record` says which shape it expected
             targets = targets.flatten()
-        unit = data.target_unit
-        return (
-            (found.members, targets) if unit is None else (unit.restore(found.members), unit.restore(targets))
-        )
+        members, unit = found.members, data.target_unit
+        if unit is not None:
+            with_targets_last = members.movedim(-1, 2)
+            members, targets = unit.restore(with_targets_last).movedim(2, -1), unit.restore(targets)
+        return members.flatten(2), targets
 
     outputs, targets = numbers(data.test)
     validation = None if data.validation is None else numbers(data.validation)
