@@ -53,7 +53,11 @@ def answered(
 
 def _counted(outputs: Tensor, labels: Tensor, ignore_index: int | None) -> Answers:
     """(M, n, C) and (n,), without what does not count."""
-    outputs, labels = outputs.float().flatten(1, -2), labels.flatten()
+    return without_ignored(outputs.float().flatten(1, -2), labels.flatten(), ignore_index)
+
+
+def without_ignored(outputs: Tensor, labels: Tensor, ignore_index: int | None) -> Answers:
+    """Outputs (M, N, C) and labels (N,) of what counts."""
     if ignore_index is None:
         return outputs, labels
     counts = labels != ignore_index
