@@ -224,17 +224,23 @@ def own_losses(
         if weights is not None and isinstance(own, Quantiles):
             own = own.each
         each = own(answer, targets[k] if per_member else targets)
-        _check_own(each, loss, answer.shape[0], weights)
+        _check_own(each, loss, answer, weights)
         if weights is not None:
             each = each * (weights[k] if weights.ndim == 2 else weights)
         found.append(each.mean())
     return torch.stack(found)
 
 
-def _check_own(each: Tensor, loss: OwnLoss, samples: int, weights: Tensor | None) -> None:
+def _check_own(each: Tensor, loss: OwnLoss, outputs: Tensor, weights: Tensor | None) -> None:
+    samples = len(outputs)
     name = getattr(loss, "__name__", type(loss).__name__)
     if not isinstance(each, Tensor) or not each.is_floating_point():
         raise OptionError(f"the loss {name} returned {type(each).__name__}; expected a tensor of floats.")
+    if outputs.requires_grad and not each.requires_grad:
+        raise OptionError(
+            f"the loss {name} returned a number that has no gradient with respect to the outputs: compute it by "
+            "torch's functions, without detach, item or no_grad."
+        )
     if each.shape == (samples,) or (each.ndim == 0 and weights is None):
         return
     wanted = "" if weights is not None else "their mean, of shape (), or "
