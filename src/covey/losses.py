@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.combine import gaussian
-from covey.errors import OptionError
+from covey.errors import DataError, OptionError
 from covey.quantiles import Quantiles
 from covey.tables import counted
 
@@ -166,7 +166,18 @@ def _logits_and_goal(outputs: Tensor, targets: Tensor, class_dim: int | None) ->
 
 
 def _cross_entropy(logits: Tensor, goal: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(logits, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL)
+    try:
+        return F.cross_entropy(
+            logits, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL
+        )
+    except (
+        IndexError
+    ) as error:  # torch's, for a class that there is no logit of; no device but the CPU says it
+        low, high, classes = int(goal.min()), int(goal.max()), logits.shape[-1]
+        raise DataError(
+            f"labels go from {low} to {high}, and the network has {classes} outputs, for the classes 0 to "
+            f"{classes - 1}. Give it an output for each class, or ignore_index= for labels that do not count."
+        ) from error
 
 
 def _binary(logits: Tensor, goal: Tensor, smoothing: float) -> Tensor:
