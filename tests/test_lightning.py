@@ -150,6 +150,13 @@ def test_regression(task: str) -> None:
     same_scores(module.evaluation.scores["ensemble"], expected)
 
 
+@pytest.mark.parametrize("validated", [False, True])
+def test_labels_that_the_head_does_not_have(validated: bool) -> None:
+    loader = DataLoader(TensorDataset(INPUTS, TARGETS + 5), batch_size=10)
+    with pytest.raises(DataError, match="labels go from 5 to 7, and the network has 3 outputs"):
+        trainer().fit(EnsembleModule(ensemble()), loader, loader if validated else None)
+
+
 def test_quantiles() -> None:
     levels = covey.Quantiles((0.1, 0.5, 0.9))
     made = ensemble(task=levels)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.errors import EvaluationError
-from covey.schema import Kinds, Many, Number, Record, Word
+from covey.schema import Either, Kinds, Many, Number, Record, Word
 
 SPEC = Kinds(
     "calibration",
@@ -31,7 +31,7 @@ SPEC = Kinds(
                 "quantiles": Many(Number(0), least=1),
             }
         ),
-        "margin": Record({"alpha": Number(0, 1), "margin": Number()}),
+        "margin": Record({"alpha": Number(0, 1), "margin": Either((Number(), Many(Number(), least=1)))}),
     },
 )
 """What a stored calibration looks like."""
@@ -144,23 +144,30 @@ class Intervals:
 class Margin:
     """What makes the outermost pair of quantiles hold the true number with probability of at least 1 - alpha.
 
-    The guarantee is on average over draws of validation and test data that are exchangeable.
+    The guarantee is for each target on its own, on average over draws of validation and test data that are
+    exchangeable.
 
     Args:
         alpha: the share of misses allowed.
-        margin: added at both ends, in the targets' unit; below 0 where the quantiles held more than they had to.
+        margin: added at both ends, in the targets' unit; below 0 where the quantiles held more than they had to. A
+            number, or one for each of several targets.
     """
 
     alpha: float
-    margin: float
+    margin: float | tuple[float, ...]
 
     def to_dict(self) -> dict:
         """Plain JSON, which `from_dict` reads."""
-        return {"calibration": "margin", **asdict(self)}
+        each = list(self.margin) if isinstance(self.margin, tuple) else self.margin
+        return {"calibration": "margin", "alpha": self.alpha, "margin": each}
 
     def standardised(self, scales: Sequence[float] | None) -> Margin:
-        """That for an ensemble whose number is the target over a scale; None: as it is."""
-        return self if scales is None else replace(self, margin=self.margin / scales[0])
+        """That for an ensemble whose numbers are the targets over `scales`, one for each; None: as it is."""
+        if scales is None:
+            return self
+        if isinstance(self.margin, tuple):
+            return replace(self, margin=tuple(m / s for m, s in zip(self.margin, scales, strict=True)))
+        return replace(self, margin=self.margin / scales[0])
 
 
 Calibration = Temperature | Conformal | Intervals | Margin
@@ -179,7 +186,9 @@ def _intervals(fields: dict) -> Calibration:
 
 
 def _margin(fields: dict) -> Calibration:
-    return Margin(float(fields["alpha"]), float(fields["margin"]))
+    margin = fields["margin"]
+    each = tuple(float(m) for m in margin) if isinstance(margin, list | tuple) else float(margin)
+    return Margin(float(fields["alpha"]), each)
 
 
 _READERS: dict[str, Callable[[dict], Calibration]] = {

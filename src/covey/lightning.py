@@ -14,7 +14,7 @@ from covey.combine import Answer, MultiLabel, Prediction, Regression, class_axis
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError
 from covey.extras import explained
-from covey.losses import LossName
+from covey.losses import LossName, member_losses
 from covey.networks.calls import arguments
 from covey.networks.modes import modes_kept
 from covey.quantiles import QuantileAnswer
@@ -154,7 +154,7 @@ class EnsembleModule(LightningModule):
         if not counts.any():
             return
         log_probs, labels = answer.log_probs[counts], targets[counts]
-        nll = torch.nn.functional.nll_loss(log_probs, labels)
+        (nll,) = member_losses(log_probs[None], labels)
         accuracy = (log_probs.argmax(-1) == labels).float().mean()
         self.log_dict({"val_nll": nll, "val_accuracy": accuracy}, batch_size=len(labels), on_epoch=True)
 

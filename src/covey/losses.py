@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.combine import gaussian
-from covey.errors import OptionError
+from covey.errors import DataError, OptionError
 from covey.quantiles import Quantiles
 from covey.tables import counted
 
@@ -166,7 +166,18 @@ def _logits_and_goal(outputs: Tensor, targets: Tensor, class_dim: int | None) ->
 
 
 def _cross_entropy(logits: Tensor, goal: Tensor, smoothing: float) -> Tensor:
-    return F.cross_entropy(logits, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL)
+    try:
+        return F.cross_entropy(
+            logits, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL
+        )
+    except (
+        IndexError
+    ) as error:  # torch's, for a class that there is no logit of; no device but the CPU says it
+        low, high, classes = int(goal.min()), int(goal.max()), logits.shape[-1]
+        raise DataError(
+            f"labels go from {low} to {high}, and the network has {classes} outputs, for the classes 0 to "
+            f"{classes - 1}. Give it an output for each class, or ignore_index= for labels that do not count."
+        ) from error
 
 
 def _binary(logits: Tensor, goal: Tensor, smoothing: float) -> Tensor:
@@ -224,17 +235,23 @@ def own_losses(
         if weights is not None and isinstance(own, Quantiles):
             own = own.each
         each = own(answer, targets[k] if per_member else targets)
-        _check_own(each, loss, answer.shape[0], weights)
+        _check_own(each, loss, answer, weights)
         if weights is not None:
             each = each * (weights[k] if weights.ndim == 2 else weights)
         found.append(each.mean())
     return torch.stack(found)
 
 
-def _check_own(each: Tensor, loss: OwnLoss, samples: int, weights: Tensor | None) -> None:
+def _check_own(each: Tensor, loss: OwnLoss, outputs: Tensor, weights: Tensor | None) -> None:
+    samples = len(outputs)
     name = getattr(loss, "__name__", type(loss).__name__)
     if not isinstance(each, Tensor) or not each.is_floating_point():
         raise OptionError(f"the loss {name} returned {type(each).__name__}; expected a tensor of floats.")
+    if outputs.requires_grad and not each.requires_grad:
+        raise OptionError(
+            f"the loss {name} returned a number that has no gradient with respect to the outputs: compute it by "
+            "torch's functions, without detach, item or no_grad."
+        )
     if each.shape == (samples,) or (each.ndim == 0 and weights is None):
         return
     wanted = "" if weights is not None else "their mean, of shape (), or "

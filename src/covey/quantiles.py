@@ -1,6 +1,8 @@
-"""Quantile regression: a network with an output for each level, the pinball loss, and what members say together.
+"""Quantile regression: a network with an output for each level of each target, the pinball loss, and what members say.
 
     loss(q, y) = max(tau (y - q), (tau - 1) (y - q))        its minimum is the tau-quantile of y (Koenker, Bassett 1978)
+
+Outputs for D targets at Q levels are (B, D Q), all levels of a target side by side; for one target (B, Q).
 
 An ensemble's quantile is the mean of its members'. Levels that cross are put in order, which never makes the pinball
 loss larger (Chernozhukov et al., 2010). `conformal` widens the outermost pair so that it holds a share of new targets
@@ -23,6 +25,9 @@ from covey.answer_table import SHOWN, AnswerTable, PrintsAsTable, places
 from covey.errors import OptionError
 from covey.tables import counted, number
 
+Reach = float | tuple[float, ...]
+"""A margin: one number, or one for each target."""
+
 KIND = "quantiles"
 """What the tasks of all levels have in common."""
 
@@ -32,7 +37,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Quantile regression at some levels, with one output of the network for each.
+    """Quantile regression at some levels, with one output of the network for each, or for each target and level.
 
     Give it to `covey.fit(loss=...)` or `covey.convert(task=...)`: it is the task of an ensemble. Called with outputs
     and targets, it gives their pinball loss.
@@ -77,7 +82,7 @@ class Quantiles:
         return Quantiles(tuple(levels))
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean pinball loss of outputs (..., Q) for targets (..., 1) or (...)."""
+        """The mean pinball loss of outputs (..., Q) for targets (..., 1) or (...), or (..., D Q) for D targets."""
         return self.losses(outputs, targets).mean()
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -85,22 +90,30 @@ class Quantiles:
         return self.losses(outputs, targets).flatten(1).mean(1)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The pinball loss of each output, (..., Q)."""
-        if outputs.shape[-1:] != (len(self.levels),):
-            raise OptionError(
-                f"the network gives outputs of shape {tuple(outputs.shape)}; {len(self.levels)} quantiles need as many "
-                "on the last axis."
-            )
+        """The pinball loss of each output, (..., Q), or (..., D, Q) for D targets."""
+        outputs = self.apart(outputs)
         if targets.ndim < outputs.ndim:
             targets = targets.unsqueeze(-1)
         if targets.shape != (*outputs.shape[:-1], 1):
             raise OptionError(
-                f"targets have shape {tuple(targets.shape)}; expected one number for each sample, "
+                f"targets have shape {tuple(targets.shape)}; expected one number for each set of quantiles, "
                 f"{(*outputs.shape[:-1], 1)}."
             )
         levels = torch.tensor(self.levels, dtype=outputs.dtype, device=outputs.device)
         error = targets - outputs
         return torch.maximum(levels * error, (levels - 1) * error)
+
+    def apart(self, outputs: Tensor) -> Tensor:
+        """Outputs (..., D Q) of D targets as (..., D, Q); those of one target, (..., Q), as they are."""
+        levels, size = len(self.levels), outputs.shape[-1] if outputs.ndim else 0
+        if size == levels:
+            return outputs
+        if size == 0 or size % levels:
+            raise OptionError(
+                f"the network gives outputs of shape {tuple(outputs.shape)}; {counted(levels, 'quantile')} need as "
+                "many on the last axis, or as many for each target."
+            )
+        return outputs.unflatten(-1, (size // levels, levels))
 
     def centre(self, outputs: Tensor) -> Tensor:
         """The level nearest to the median, or the mean of the two that are equally near, (..., 1)."""
@@ -108,14 +121,14 @@ class Quantiles:
         nearest = [place for place, distance in enumerate(away) if distance == min(away)]
         return outputs[..., nearest].mean(-1, keepdim=True)
 
-    def answer(self, outputs: Tensor, margin: float | None = None) -> QuantileAnswer:
-        """Members' outputs, (M, B, Q), as one answer, with a margin that was fitted before."""
-        if outputs.ndim < 3 or outputs.shape[-1] != len(self.levels):
+    def answer(self, outputs: Tensor, margin: Reach | None = None) -> QuantileAnswer:
+        """Members' outputs, (M, B, Q) or (M, B, D Q), as one answer, with a margin that was fitted before."""
+        if outputs.ndim < 3 or outputs.shape[-1] % len(self.levels):
             raise OptionError(
-                f"expected members' outputs (M, B, {len(self.levels)}), as ensemble(x) gives them; got "
-                f"{tuple(outputs.shape)}."
+                f"expected members' outputs (M, B, {len(self.levels)}), as ensemble(x) gives them, or as many for each "
+                f"target; got {tuple(outputs.shape)}."
             )
-        return QuantileAnswer(outputs, self, margin)
+        return QuantileAnswer(self.apart(outputs), self, margin)
 
 
 def kind_of(task: str) -> str:
@@ -128,14 +141,15 @@ class QuantileAnswer(PrintsAsTable):
     """The combined answer of an ensemble that predicts quantiles: the mean over members of each quantile.
 
     Args:
-        members: their outputs, (M, B, ..., Q).
+        members: their outputs, (M, B, Q), or for D targets (M, B, D, Q).
         asked: the levels of the quantiles.
-        margin: added at both ends of the outermost pair, by `conformal`; None where none was fitted.
+        margin: added at both ends of the outermost pair, by `conformal`: a number, or one for each target; None where
+            none was fitted.
     """
 
     members: Tensor
     asked: Quantiles
-    margin: float | None = None
+    margin: Reach | None = None
 
     def __repr__(self) -> str:
         members, *batch, _ = self.members.shape
@@ -186,18 +200,26 @@ class QuantileAnswer(PrintsAsTable):
     @property
     def low(self) -> Tensor:
         """The lowest quantile, less the margin, (B, ...)."""
-        return self.quantiles[..., 0] - self._reach
+        return self.quantiles[..., 0] - self._added
 
     @property
     def high(self) -> Tensor:
         """The highest quantile and the margin, (B, ...)."""
-        return self.quantiles[..., -1] + self._reach
+        return self.quantiles[..., -1] + self._added
 
     @property
-    def _reach(self) -> Tensor:
+    def _added(self) -> Tensor:
         """The margin, (B, ...); a negative one never makes the ends pass each other."""
         half = (self.quantiles[..., -1] - self.quantiles[..., 0]) / 2
-        return torch.maximum(torch.full_like(half, self.margin or 0.0), -half)
+        if not isinstance(self.margin, tuple):
+            return torch.maximum(torch.full_like(half, self.margin or 0.0), -half)
+        if half.shape[1:].numel() != len(self.margin):
+            raise OptionError(
+                f"the margin was fitted for {counted(len(self.margin), 'target')}, and the answer is for "
+                f"{half.shape[1:].numel()}."
+            )
+        each = torch.tensor(self.margin, dtype=half.dtype, device=half.device)
+        return torch.maximum(each.reshape(half.shape[1:]), -half)
 
     @cached_property
     def epistemic(self) -> Tensor:
@@ -236,13 +258,13 @@ class QuantileAnswer(PrintsAsTable):
             raise OptionError("validation is an answer with the same levels, and without a margin.")
         return QuantileAnswer(self.members, self.asked, validation.fitted_margin(targets, alpha))
 
-    def fitted_margin(self, targets: Tensor, alpha: float = 0.1) -> float:
-        """The margin that these targets, which were not trained on, ask for; see `conformal`."""
+    def fitted_margin(self, targets: Tensor, alpha: float = 0.1) -> Reach:
+        """The margin that these targets, which were not trained on, ask for; of several, each for itself."""
         if not 0 < alpha < 1:
             raise OptionError(f"alpha is between 0 and 1; got {alpha}.")
         targets = self._flat(targets)
         lowest, highest = self.quantiles[..., 0], self.quantiles[..., -1]
-        outside = torch.maximum(lowest - targets, targets - highest).flatten().double()
+        outside = torch.maximum(lowest - targets, targets - highest).double()
         if not outside.isfinite().all():
             raise OptionError(
                 "a margin is fitted on finite numbers; some targets or quantiles are NaN or infinite."
@@ -253,7 +275,8 @@ class QuantileAnswer(PrintsAsTable):
             raise OptionError(
                 f"{len(outside)} validation samples are too few for alpha={alpha:g}; it takes {least}."
             )
-        return float(outside.sort().values[place - 1])
+        found = outside.sort(0).values[place - 1]
+        return float(found) if found.ndim == 0 else tuple(found.flatten().tolist())
 
     def _flat(self, targets: Tensor) -> Tensor:
         """Targets as the batch is shaped, (B, ...)."""

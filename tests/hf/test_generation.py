@@ -184,3 +184,13 @@ def test_an_encoder_with_a_decoder() -> None:
     made = ensemble(transformers.BartForConditionalGeneration(config))
     with pytest.raises(OptionError, match="has an encoder and a decoder"):
         generate(made, PROMPT)
+
+
+def test_what_is_no_ensemble_of_language_models() -> None:
+    with pytest.raises(OptionError, match="expected an ensemble.*got LlamaForCausalLM"):
+        generate(llama(), PROMPT)  # type: ignore[arg-type]
+    plain = covey.convert(nn.Linear(4, 3), covey.DeepEnsemble(members=2), example=torch.zeros(2, 4))
+    with pytest.raises(OptionError, match="Linear takes no input_ids"):
+        generate(plain, PROMPT)
+    with pytest.raises(OptionError, match="pad_token_id is 1000, and the network has tokens 0 to 19"):
+        generate(speaker(), PROMPT, attention_mask=MASK, pad_token_id=1000)

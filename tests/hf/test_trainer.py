@@ -356,6 +356,58 @@ def test_regression(task: str, tmp_path: Path) -> None:
     assert found.scores["ensemble"]["rmse"] == pytest.approx(rmse, rel=1e-4)
 
 
+@pytest.mark.parametrize("said_by", ["task", "problem_type"])
+def test_scores_of_several_labels_at_once(said_by: str, tmp_path: Path) -> None:
+    if said_by == "task":
+        made = ensemble(bert(), task="multilabel")
+    else:
+        made = ensemble(bert(problem_type="multi_label_classification"))
+    stirred(made)
+    columns = batch()
+    labels = torch.randint(2, (8, 3), generator=torch.Generator().manual_seed(0)).float()
+    data = rows({**columns, "labels": labels})
+    found = EnsembleTrainer(made, arguments(tmp_path), eval_dataset=data).scores().scores["ensemble"]
+    probs = made.eval()(**columns).sigmoid().mean(0)
+    assert found["accuracy"] == pytest.approx(((probs > 0.5) == (labels > 0.5)).float().mean().item())
+    assert found["nll"] == pytest.approx(F.binary_cross_entropy(probs, labels).item(), rel=1e-4)
+
+
+def test_scores_of_a_trainer_that_changes_what_its_metrics_see(tmp_path: Path) -> None:
+    data = sentences()
+    trainer = EnsembleTrainer(
+        stirred(ensemble(bert())),
+        arguments(tmp_path),
+        eval_dataset={"one": data, "other": data},
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        compute_metrics=lambda found: {"accuracy": (found.predictions == found.label_ids).mean()},
+    )
+    found = trainer.scores(data).scores["ensemble"]["accuracy"]
+    assert trainer.evaluate(data)["eval_accuracy"] == pytest.approx(found)
+    with pytest.raises(OptionError, match="several sets of data, one, other: give one of them"):
+        trainer.scores()
+
+
+def test_labels_of_another_name(tmp_path: Path) -> None:
+    results = []
+    for name in ("labels", "topic"):
+        data = [
+            {name if key == "labels" else key: value for key, value in row.items()} for row in sentences()
+        ]
+        made = ensemble(bert())
+        given = {} if name == "labels" else {"label_names": [name]}
+        trainer = EnsembleTrainer(made, arguments(tmp_path, **given), train_dataset=data, eval_dataset=data)
+        trainer.train()
+        results.append((trainer.evaluate()["eval_loss"], trainer.scores().scores["ensemble"]["nll"]))
+    assert results[0] == pytest.approx(results[1])
+    with pytest.raises(OptionError, match="label_names has 2: name it alone"):
+        EnsembleTrainer(made, arguments(tmp_path, label_names=["a", "b"]))
+
+
+def test_numbers_are_no_classes() -> None:
+    with pytest.raises(DataError, match=r"labels are float32 of shape \(8,\); .*task='regression'"):
+        EnsembleModel(ensemble(bert()))(**batch(), labels=torch.rand(8))
+
+
 def test_several_labels_at_once(tmp_path: Path) -> None:
     made = stirred(ensemble(bert(problem_type="multi_label_classification")))
     columns = batch()

@@ -147,6 +147,38 @@ def test_attention_s_packed_projection_is_not_made(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(acting, made)
 
 
+class Turned(nn.Module):
+    """A linear layer that stores its weight inputs first, as GPT-2's do."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+
+
+@pytest.mark.parametrize("rows", [2, 90], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("kind", ["rank one", "low rank", "shared"])
+def test_a_weight_with_the_inputs_first_is_not_made(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, bias, r, s, a, b = found = leaves((rows, 20), (20, 30), (30,), (30,), (20,), (2, 30), (20, 2))
+    how = Axes(20, 30)
+    acting = {
+        "rank one": RankOneWeight(weight, r, s, how),
+        "low rank": LowRankWeight(weight, a, b, None, None, 2.0, 0.0, how),
+        "shared": LowRankWeight(weight, a, b, r, s, 2.0, 0.0, how),
+    }[kind]
+    made = torch.addmm(bias, x, acting.dense())
+    monkeypatch.setattr(type(acting), "dense", lambda self: pytest.fail("the weight was made"))
+    acted = torch.addmm(bias, x, acting)
+    torch.testing.assert_close(acted, made)
+    gradients = [torch.autograd.grad(y.square().sum(), found, allow_unused=True) for y in (acted, made)]
+    torch.testing.assert_close(*gradients)
+
+
 def kept(model: nn.Module, x: Tensor) -> int:
     """Numbers that a step keeps for the backward pass, parameters excepted."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -172,10 +204,15 @@ def kept(model: nn.Module, x: Tensor) -> int:
         (covey.SharedLowRank(members=3, rank=2), 0.1),
     ],
 )
-@pytest.mark.parametrize("kind", ["linear", "convolutions"])
+@pytest.mark.parametrize("kind", ["linear", "inputs first", "convolutions"])
 def test_members_weights_are_not_kept(method: covey.Method, most: float, kind: str) -> None:
-    if kind == "linear":
+    if kind == "inputs first":
         network: nn.Module = nn.Sequential(
+            Turned(64, 256), nn.ReLU(), Turned(256, 256), nn.ReLU(), nn.Linear(256, 4)
+        )
+        x = torch.randn(8, 64)
+    elif kind == "linear":
+        network = nn.Sequential(
             nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4)
         )
         x = torch.randn(8, 64)

@@ -126,6 +126,41 @@ def test_dropout_acts_in_training_alone() -> None:
     torch.testing.assert_close(ensemble.eval()(TOKENS), ensemble(TOKENS))
 
 
+@pytest.mark.parametrize("method", [covey.LowRank, covey.SharedLowRank])
+def test_dropout_of_the_update_beside_the_network_s_own(method: type[covey.LowRank]) -> None:
+    layers = nn.Sequential(
+        nn.Linear(6, 16), nn.Dropout(0.2), nn.Linear(16, 16), nn.Dropout(0.2), nn.Linear(16, 3)
+    )
+    ensemble = covey.convert(
+        layers, method(members=2, rank=2, dropout=0.5), example=torch.randn(4, 6), check=True
+    )
+    assert "checked in eval and train mode" in ensemble.checked
+    assert ensemble.parts["low_rank"].training
+
+
+class InputsFirst(nn.Module):
+    """A linear layer that stores its weight inputs first, as GPT-2's do."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def test_dropout_acts_on_weights_with_the_inputs_first() -> None:
+    network, x = nn.Sequential(InputsFirst(6, 16), nn.Tanh(), nn.Linear(16, 3)), torch.randn(4, 6)
+    ensemble = covey.convert(network, covey.LowRank(members=1, rank=2, dropout=0.5, where="0"), example=x)
+    with torch.no_grad():
+        for name, parameter in ensemble.parts["low_rank"].named_parameters():
+            if name.startswith("b."):
+                parameter.normal_()
+    assert not torch.equal(ensemble.train()(x), ensemble(x))
+    torch.testing.assert_close(ensemble.eval()(x)[0], ensemble.member(0)(x))
+
+
 @pytest.mark.parametrize(
     ("method", "says"),
     [

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import covey
-from covey.errors import CollapseError, ConversionError
+from covey.errors import CollapseError, ConversionError, DataError, OptionError
 from covey.zoo.numbers import PiecewiseLinear, quantile_edges
 
 X = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -104,3 +104,18 @@ def test_a_column_that_never_changes_has_one_bin() -> None:
     edges = quantile_edges(torch.full((5, 1), 2.0))
     assert [each.tolist() for each in edges] == [[2.0, 3.0]]
     assert torch.isfinite(PiecewiseLinear(edges)(torch.tensor([[2.0], [7.0]]))).all()
+
+
+def test_edges_and_inputs_that_are_none() -> None:
+    for edges in ([], [torch.tensor([0.0])], [torch.tensor([1.0, 0.0])], [torch.tensor([0.0, float("nan")])]):
+        with pytest.raises(OptionError, match="an entry for each feature|two numbers in rising order"):
+            PiecewiseLinear(edges)
+    with pytest.raises(OptionError, match="width is a whole number of at least 1"):
+        PiecewiseLinear([torch.tensor([0.0, 1.0])], width=0)
+    with pytest.raises(OptionError, match="bins is a whole number of at least 1"):
+        quantile_edges(torch.randn(5, 2), bins=0)
+    with pytest.raises(DataError, match="with NaN or infinite ones among them"):
+        quantile_edges(torch.tensor([[0.0], [float("nan")]]))
+    embedding = PiecewiseLinear(quantile_edges(torch.randn(20, 3), bins=4))
+    with pytest.raises(DataError, match="edges for 3 columns, and got 1"):
+        embedding(torch.randn(5, 1))

@@ -286,3 +286,36 @@ def test_importing_is_light() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("task", ["classification", "language"])
+def test_labels_that_do_not_count(task: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 5))
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=torch.zeros(2, 3, 4))
+    x, y = torch.randn(40, 3, 4, generator=generator), torch.randint(5, (40, 3), generator=generator)
+    counts = torch.rand(40, 3, generator=generator) > 0.3
+    marked = y.masked_fill(~counts, -100)
+    found = evaluate(ensemble, (x, marked), validation=(x, marked), task=task, ignore_index=-100)  # type: ignore[arg-type]
+    expected = evaluate(ensemble, (x[counts], y[counts]), validation=(x[counts], y[counts]))
+    assert found.about["samples"] == int(counts.sum())
+    for name, value in expected.scores["ensemble"].items():
+        assert found.scores["ensemble"][name] == pytest.approx(value), name
+    assert found.calibration["pooled"] == expected.calibration["pooled"]
+    with pytest.raises(EvaluationError, match="labels out of range"):
+        evaluate(ensemble, (x, marked), task=task)  # type: ignore[arg-type]
+    with pytest.raises(EvaluationError, match="nothing to score: all labels are -100"):
+        evaluate(ensemble, (x, torch.full_like(y, -100)), ignore_index=-100)
+    with pytest.raises(EvaluationError, match="ignore_index names a class, and the data are for regression"):
+        evaluate(network, (x[:, 0], x[:, 0]), task="regression", ignore_index=-100)
+
+
+def test_inputs_of_labels_that_do_not_count_are_not_shown() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    images, labels = torch.rand(30, 1, 8, 8), torch.arange(30) % 3
+    labels[:10] = -100
+    found = evaluate(network, (images, labels), ignore_index=-100)
+    assert found.about["samples"] == 20
+    assert not any("image" in each for each in found.examples)
+    with pytest.raises(EvaluationError, match="corruptions are scored on all test images"):
+        evaluate(network, (images, labels), ignore_index=-100, corruptions=2)

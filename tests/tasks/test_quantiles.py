@@ -101,6 +101,99 @@ def test_two_levels_are_no_mean_and_variance() -> None:
     assert history.ensemble.task == "quantiles(0.1, 0.9)"
 
 
+def two_targets(samples: int, seed: int, scale: float = 3.0, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The same noise around x, and noise of its own that is `scale` times as large."""
+    x, y = noisy(samples, seed)
+    _, other = noisy(samples, seed + 100)
+    return x, torch.stack((y, shift + scale * other), 1)
+
+
+def test_several_targets_are_so_many_alone() -> None:
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(2, 50, 6), torch.randn(50, 2)
+    together = LEVELS.answer(outputs)
+    assert together.quantiles.shape == (50, 2, 3)
+    margins = together.fitted_margin(targets)
+    for k in range(2):
+        alone = LEVELS.answer(outputs[..., 3 * k : 3 * k + 3])
+        torch.testing.assert_close(together.quantiles[:, k], alone.quantiles)
+        torch.testing.assert_close(together.epistemic[:, k], alone.epistemic)
+        assert margins[k] == alone.fitted_margin(targets[:, k])
+        wider = LEVELS.answer(outputs, margins)
+        torch.testing.assert_close(
+            wider.high[:, k], alone.conformal(alone, targets[:, k]).high, msg="each target has its own margin"
+        )
+    losses = [LEVELS(outputs[0, :, 3 * k : 3 * k + 3], targets[:, k]) for k in range(2)]
+    torch.testing.assert_close(LEVELS(outputs[0], targets), sum(losses) / 2)
+    torch.testing.assert_close(LEVELS.each(outputs[0], targets).mean(), sum(losses) / 2)
+    with pytest.raises(OptionError, match=r"targets have shape \(50, 1\); expected .*\(50, 2, 1\)"):
+        LEVELS(outputs[0], targets[:, 0])
+    with pytest.raises(OptionError, match="fitted for 1 target, and the answer is for 2"):
+        _ = LEVELS.answer(outputs, (0.1,)).low
+
+
+def test_several_targets_from_training_to_a_file(tmp_path: Path) -> None:
+    (x, y), (known, known_y), (new, new_y) = (
+        two_targets(count, seed) for seed, count in enumerate((300, 200, 400))
+    )
+    data = covey.data.adapt({"train": (x, y), "validation": (known, known_y), "test": (new, new_y)})
+    recipe = Recipe(
+        epochs=15, batch=50, optimizer="adam", lr=0.02, run="loop", quantiles=LEVELS.levels, keep="best"
+    )
+    machine = Machine(accelerator="cpu", progress=False)
+    history = covey.fit(network(6), data, recipe, method=covey.BatchEnsemble(members=2), machine=machine)
+    ensemble = history.ensemble.eval()
+    found = covey.evaluate(ensemble, data)
+    assert found.scores["calibration"]["margin"]["coverage"] == pytest.approx(0.9, abs=0.05)
+    ensemble.conformal = found.calibration["margin"]
+    answer = ensemble.predict(new)
+    covered = ((answer.low <= new_y) & (new_y <= answer.high)).double().mean(0)
+    assert ((covered > 0.8) & (covered < 0.98)).all(), covered
+    covey.save(ensemble, tmp_path / "stored")
+    again = covey.load(tmp_path / "stored", network=network(6))
+    assert again.conformal == ensemble.conformal
+    record = found.record
+    assert record is not None
+    record.save(tmp_path / "outputs.npz")
+    assert Record.load(tmp_path / "outputs.npz").targets.shape == (400, 2)
+    chosen = select_members(ensemble, data, keep=1, score="pinball")
+    assert len(chosen.members) == 1
+    covey.export(ensemble, tmp_path / "file.onnx", new[:5])
+    told = DeployedEnsemble(tmp_path / "file.onnx").predict(new[:7])
+    torch.testing.assert_close(told.high, answer.high[:7], rtol=1e-4, atol=1e-4)
+    assert told.quantiles.shape == (7, 2, 3)
+
+
+def test_several_targets_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = two_targets(300, 0, scale=100, shift=1000)
+    np.savez("own.npz", x=x.numpy(), y=y.numpy())
+    words = "train batch-ensemble --members 2 --data own.npz --quantiles 0.1 0.5 0.9 --epochs 4 --batch 20"
+    assert main([*words.split(), "--lr", "0.02", "--keep", "best", "--no-progress", "--folder", "run"]) == 0
+    assert main(["evaluate", "run"]) == 0
+    assert "quantiles, 80 %" in (tmp_path / "run" / "report.html").read_text()
+    margins = Evaluation.load("run").calibration["margin"].margin
+    np.save("new.npy", x[:5].numpy())
+    assert main(["export", "run"]) == 0
+    rows = {}
+    for source in ("run", "run/ensemble.onnx"):
+        capsys.readouterr()
+        assert main(["predict", source, "new.npy"]) == 0
+        rows[source] = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    for own, exported in zip(*rows.values(), strict=True):
+        assert {k: float(v) for k, v in own.items()} == pytest.approx(
+            {k: float(v) for k, v in exported.items()}, rel=1e-4, abs=1e-4
+        )
+        for k, (lowest, highest) in enumerate(((-2, 4), (800, 1500))):
+            assert lowest < float(own[f"q(0.1)[{k}]"]) <= float(own[f"q(0.9)[{k}]"]) < highest
+            margin = float(own[f"q(0.1)[{k}]"]) - float(own[f"low[{k}]"])
+            assert margin == pytest.approx(margins[k], abs=0.01 * abs(highest)), "in the target's unit"
+    with pytest.raises(OptionError, match="one class or one number per sample are served"):
+        _application(ServeFlags(folder="run"), Limits())
+
+
 def test_what_does_not_fit() -> None:
     for levels in ((), (0.0, 0.5), (0.9, 0.1), (0.5, 0.5)):
         with pytest.raises(OptionError, match="between 0 and 1 and rise"):
@@ -202,7 +295,7 @@ def test_what_is_refused_before_training(tmp_path: Path) -> None:
         Recipe(quantiles=(0.1, 0.9), loss="mse")
     with pytest.raises(OptionError, match="data are for classification.*--task regression"):
         covey.fit(network(2), (x, (y > 0).long()), recipe, machine=machine)
-    with pytest.raises(OptionError, match="these data have 2: train a network for each"):
+    with pytest.raises(DataError, match="has 2 outputs and the data need 4: 2 numbers with loss 'quantiles"):
         covey.fit(network(2), (x, torch.stack((y, y), 1)), recipe, machine=machine)
     with pytest.raises(
         DataError, match=r"the network has 3 outputs and the data need 2: .* 'quantiles\(0.1, 0.9\)'"

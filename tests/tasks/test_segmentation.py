@@ -115,7 +115,7 @@ def test_ignored_pixels_count_nowhere() -> None:
     assert sum(known) / len(known) == pytest.approx(found.scores["ensemble"]["miou"])
     assert "threshold" not in found.calibration, "pixels of an image are not exchangeable"
     nothing = torch.full_like(data.test.targets, 255)
-    with pytest.raises(EvaluationError, match="every pixel has the class 255"):
+    with pytest.raises(EvaluationError, match="nothing to score: all labels are 255"):
         evaluate(network, (data.prepare(data.test.inputs), nothing))
     with pytest.raises(
         EvaluationError, match=r"pixels of shape \(6, 8, 8\), and the targets have shape \(6, 8, 4\)"
@@ -213,3 +213,16 @@ def test_shapes_through_the_command_line(
     assert sum(shares) == pytest.approx(1)
     stored = json.loads((tmp_path / "run" / "settings.json").read_text())
     assert stored["record"]["classes"] == ["background", "disc", "square", "triangle"]
+
+
+def test_masks_of_images_are_taken_for_what_they_are() -> None:
+    images, masks = torch.rand(6, 3, 8, 8), torch.randint(4, (6, 8, 8))
+    masks[:, 0] = 255
+    assert covey.data.adapt((images, masks)).task == "segmentation"
+    network = zoo.create("unet", classes=4, channels=3, width=4, levels=1)
+    machine = covey.Machine(accelerator="cpu", progress=False)
+    recipe = covey.Recipe(epochs=1, batch=3, run="loop")
+    history = covey.fit(
+        network, (images, masks), recipe, method=covey.DeepEnsemble(members=2), machine=machine
+    )
+    assert covey.evaluate(history.ensemble, (images, masks)).about["samples"] == int((masks != 255).sum())

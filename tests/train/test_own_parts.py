@@ -155,6 +155,11 @@ def test_a_schedule_of_ones_own_steps_with_the_minibatches_and_resumes(tmp_path:
     same_weights(trained(recipe=recipe, schedule=one_cycle, folder=tmp_path, resume=True), expected)
 
 
+def test_a_loss_without_a_gradient() -> None:
+    with pytest.raises(OptionError, match="has no gradient with respect to the outputs"):
+        trained(loss=lambda outputs, labels: F.cross_entropy(outputs.detach(), labels))
+
+
 def test_what_is_no_optimiser_and_no_schedule() -> None:
     with pytest.raises(OptionError, match="optimizer is a function of parameter groups.*got list"):
         trained(optimizer=lambda groups: groups)
@@ -163,6 +168,13 @@ def test_what_is_no_optimiser_and_no_schedule() -> None:
     plateau = lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)  # noqa: E731
     with pytest.raises(OptionError, match="not one that goes by a score; got ReduceLROnPlateau"):
         trained(schedule=plateau)
+    with pytest.raises(
+        OptionError, match="called with the optimiser and the number of minibatches.*too many"
+    ):
+        trained(schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    other = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(OptionError, match="the schedule is another optimiser's"):
+        trained(schedule=lambda _, total: torch.optim.lr_scheduler.StepLR(other, total))
     with pytest.raises(OptionError, match="sets the learning rate itself"):
         covey.fit(mlp(), blobs(), RECIPE, method=covey.Snapshot(members=2), machine=QUIET, schedule=one_cycle)
 

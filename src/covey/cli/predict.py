@@ -176,7 +176,6 @@ def _label_columns(answer: MultiLabel, record: dict[str, Any]) -> dict[str, list
 
 
 def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, list[Any]]:
-    scales, shifts = _unit(record, answer.mean[0].numel())
     values = {
         "prediction": answer.mean,
         "std": answer.std,
@@ -185,16 +184,22 @@ def _number_columns(answer: Regression, record: dict[str, Any]) -> dict[str, lis
     }
     if answer.guaranteed:
         values |= {"low": answer.low, "high": answer.high}
+    return _in_units(values, record)
+
+
+def _in_units(values: dict[str, Tensor], record: dict[str, Any]) -> dict[str, list[Any]]:
+    """Columns of what is said of each target, (N, D) or (N,), in its own unit."""
+    scales, shifts = _unit(record, values["prediction"][0].numel())
     columns = {}
     for k, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
         which = f"[{k}]" if len(scales) > 1 else ""
         for name, tensor in values.items():
             own = tensor.reshape(len(tensor), -1)[:, k].double() * scale
-            columns[name + which] = (own + shift if name in _POINTS else own).tolist()
+            columns[name + which] = (own if name in _DISTANCES else own + shift).tolist()
     return columns
 
 
-_POINTS = ("prediction", "low", "high")  # values on the targets' scale, not distances on it
+_DISTANCES = ("std", "epistemic_std", "aleatoric_std")  # on the targets' scale, where all else are values
 
 
 def _unit(record: dict[str, Any], outputs: int) -> tuple[list[float], list[float]]:
@@ -204,17 +209,13 @@ def _unit(record: dict[str, Any], outputs: int) -> tuple[list[float], list[float
 
 
 def _quantile_columns(answer: QuantileAnswer, record: dict[str, Any]) -> dict[str, list[Any]]:
-    (scale, *_), (shift, *_) = _unit(record, 1)
     values = {"prediction": answer.centre}
     for level, numbers in zip(answer.asked.levels, answer.quantiles.unbind(-1), strict=True):
         values[f"q({level})"] = numbers
-    spread = answer.asked.centre(answer.epistemic)[..., 0].double().sqrt()
-    ends = {"low": answer.low, "high": answer.high} if answer.guaranteed else {}
-    return {
-        **{name: (numbers.double() * scale + shift).tolist() for name, numbers in values.items()},
-        "epistemic_std": (spread * scale).tolist(),
-        **{name: (numbers.double() * scale + shift).tolist() for name, numbers in ends.items()},
-    }
+    values["epistemic_std"] = answer.asked.centre(answer.epistemic)[..., 0].sqrt()
+    if answer.guaranteed:
+        values |= {"low": answer.low, "high": answer.high}
+    return _in_units(values, record)
 
 
 COLUMNS: dict[str, Callable[[Any, dict[str, Any]], dict[str, list[Any]]]] = {

@@ -25,6 +25,9 @@ def task_of(parts: dict[str, Split], names: tuple[str, ...], asked: Task | None)
     if targets.dtype.is_complex:
         raise DataError(f"targets are {targets.dtype}, which is neither a class nor a number.")
     if not targets.is_floating_point():
+        images = part.inputs if part.in_memory else None
+        if isinstance(images, Tensor) and images.ndim == 4 and targets.ndim == 3:
+            return "segmentation", "since there is a class for each pixel"
         return "classification", f"since targets are {str(targets.dtype).removeprefix('torch.')}"
     if part.in_memory and bool((targets == targets.round()).all()) and len(targets.unique()) <= _FEW:
         raise DataError(

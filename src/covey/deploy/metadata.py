@@ -57,8 +57,8 @@ MEANING = {
     "low": "lower end of the conformal interval, (batch, ...)",
     "high": "upper end of the conformal interval, (batch, ...)",
     "member_mean": "each member's prediction, (members, batch, ...)",
-    "quantiles": "the quantiles of the task's levels, rising, (batch, levels)",
-    "member_quantiles": "each member's quantiles, (members, batch, levels)",
+    "quantiles": "the quantiles of the task's levels, rising, (batch, ..., levels)",
+    "member_quantiles": "each member's quantiles, (members, batch, ..., levels)",
     "member_variance": "each member's variance, (members, batch, ...)",
 }
 

@@ -46,7 +46,7 @@ class Judge:
         outputs = record.outputs[list(members)]
         asked = Quantiles.of(record.task)
         if asked is not None:
-            in_order = outputs.mean(0).sort(-1).values
+            in_order = asked.answer(outputs).quantiles
             return float(self._known({"pinball": asked}, record)(in_order, record.targets))
         if record.task == "regression":
             return self._of_numbers(record, outputs, list(members))

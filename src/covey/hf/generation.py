@@ -15,7 +15,7 @@ from covey.combine import Prediction
 from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError
 from covey.extras import load
-from covey.hf.network import check_tokenizer, check_tokens
+from covey.hf.network import check_tokenizer, check_tokens, vocabulary
 from covey.options import check_above, check_whole
 
 
@@ -248,19 +248,29 @@ def _ends(ensemble: Ensemble, eos: int | Sequence[int] | None, padding: int | No
     """The tokens that end a row, and the one that follows its end."""
     network = ensemble.skeleton()
     device = next(ensemble.parameters()).device
+    known = vocabulary(network)
+    if padding is not None and known is not None and not 0 <= padding < known:
+        raise OptionError(f"pad_token_id is {padding}, and the network has tokens 0 to {known - 1}.")
     for source in (getattr(network, "generation_config", None), getattr(network, "config", None)):
         eos = getattr(source, "eos_token_id", None) if eos is None else eos
         padding = getattr(source, "pad_token_id", None) if padding is None else padding
     ends = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-    if padding is None:
+    if padding is None or padding < 0:  # some configurations say -1 for none
         padding = ends[0] if ends else 0
     return torch.tensor(ends, dtype=torch.long, device=device), padding
 
 
 def _check_network(ensemble: Ensemble) -> None:
-    """Refuse networks of transformers that do not continue texts."""
+    """Refuse what is no ensemble, and networks that do not continue texts."""
+    if not isinstance(ensemble, Ensemble):
+        raise OptionError(f"expected an ensemble, as covey.convert gives it; got {type(ensemble).__name__}.")
     network = ensemble.skeleton()
     name = type(network).__name__
+    taken = inspect.signature(network.forward).parameters.values()
+    if not any(p.name == "input_ids" or p.kind is p.VAR_KEYWORD for p in taken):
+        raise OptionError(
+            f"{name} takes no input_ids; generate takes ensembles of causal language models of transformers."
+        )
     if getattr(getattr(network, "config", None), "is_encoder_decoder", False):
         raise OptionError(
             f"{name} has an encoder and a decoder; generate continues texts of causal language models."

@@ -89,10 +89,17 @@ def check_tokenizer(network: nn.Module, tokenizer: Any) -> None:
 
 
 def check_labels(ensemble: Ensemble, labels: Tensor, loss: str, ignored: int) -> None:
-    """Refuse class numbers that the head has no output for."""
+    """Refuse class numbers that the head has no output for, and numbers that are no classes."""
     classes = outputs_of_head(ensemble)
-    if loss != "cross-entropy" or labels.is_floating_point() or classes is None:
+    if loss != "cross-entropy" or classes is None:
         return
+    if labels.is_floating_point():
+        if labels.ndim > 1:  # probabilities of the classes
+            return
+        raise DataError(
+            f"labels are {str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}; classes are whole "
+            "numbers. For numbers to regress on, say covey.convert(..., task='regression')."
+        )
     counted = labels[labels != ignored]
     if not counted.numel():
         return

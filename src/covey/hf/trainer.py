@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from covey.ensemble import Ensemble
-from covey.errors import EvaluationError, OptionError, StoreError
+from covey.errors import OptionError, StoreError
 from covey.extras import explained, load
 from covey.hf.model import EnsembleModel
 from covey.hf.network import check_tokenizer, networks_of
@@ -29,6 +29,9 @@ try:
     from transformers import Trainer, TrainingArguments
 except ModuleNotFoundError as error:
     raise explained(error) from None
+
+LABELS = "labels"
+"""What labels are called, unless `TrainingArguments(label_names=...)` says otherwise."""
 
 FOLDER = "ensemble"
 """The folder of a checkpoint, or of `save_model`, that holds the ensemble; `covey.load` reads it."""
@@ -103,6 +106,13 @@ class EnsembleTrainer(Trainer):
         self.optimizer = kind(without_vectors(self.ensemble, groups), **options)
         return self.optimizer
 
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; `TrainingArguments(label_names=...)` may give the column of labels another name."""
+        (name,) = self.label_names
+        if name != LABELS and name in inputs:
+            inputs = {LABELS if key == name else key: value for key, value in inputs.items()}
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
     def _training_inputs(self) -> Iterator[dict[str, Any]]:
         for batch in self.get_train_dataloader():
             given = self._prepare_inputs(batch)
@@ -144,13 +154,14 @@ class EnsembleTrainer(Trainer):
         chosen = self.eval_dataset if dataset is None else dataset
         if chosen is None:
             raise OptionError("there is no data to score: give dataset=, or the Trainer an eval_dataset.")
-        if self._wrapped.loss == "binary":
-            raise EvaluationError(
-                "scores of several labels at once are not defined here; use compute_metrics"
+        if isinstance(chosen, dict):
+            raise OptionError(
+                f"there are several sets of data, {', '.join(chosen)}: give one of them, such as dataset="
+                f"eval_dataset[{next(iter(chosen))!r}]."
             )
         record = answered(
             self._answers(chosen),
-            self.ensemble.task,
+            "multilabel" if self._wrapped.loss == "binary" else self.ensemble.task,
             language=self._wrapped.shift_labels,
             ignore_index=self._wrapped.ignore_index,
             validation=None if validation is None else self._answers(validation),
@@ -159,12 +170,12 @@ class EnsembleTrainer(Trainer):
 
     def _answers(self, dataset: Any) -> Answers:
         """Members' outputs (M, N, ..., C) and labels (N, ...)."""
-        before = self.member_predictions, self.compute_metrics
-        self.member_predictions, self.compute_metrics = True, None
+        before = self.member_predictions, self.compute_metrics, self.preprocess_logits_for_metrics
+        self.member_predictions, self.compute_metrics, self.preprocess_logits_for_metrics = True, None, None
         try:
             found = self.predict(dataset)
         finally:
-            self.member_predictions, self.compute_metrics = before
+            self.member_predictions, self.compute_metrics, self.preprocess_logits_for_metrics = before
         if found.label_ids is None:
             raise OptionError("the data have no labels to score the answers with.")
         outputs = torch.from_numpy(cast(tuple, found.predictions)[1])  # (N, ..., M, C)
@@ -214,6 +225,10 @@ def _check(ensemble: Ensemble, args: TrainingArguments | None, options: dict[str
         raise OptionError(
             "an ensemble's tensors are not sharded by EnsembleTrainer: leave deepspeed and fsdp off. Several processes "
             "(DistributedDataParallel) work."
+        )
+    if args.label_names is not None and len(args.label_names) != 1:
+        raise OptionError(
+            f"an ensemble has one column of labels, and label_names has {len(args.label_names)}: name it alone."
         )
     if args.push_to_hub:
         raise OptionError(

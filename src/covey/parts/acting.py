@@ -1,7 +1,7 @@
 """Weights that act: a member's weight that is never made, because what it does to activations is known.
 
-An `ActingWeight` stands in the skeleton in the weight's place, answers `F.linear`, the convolutions and `F.embedding`,
-and makes itself dense for everything else.
+An `ActingWeight` stands in the skeleton in the weight's place, answers `F.linear`, the convolutions, `F.embedding` and
+`torch.addmm`, and makes itself dense for everything else.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ class ActingWeight(Tensor):
         """As `F.embedding` with this weight."""
         return F.embedding(tokens, self.dense(), padding)
 
+    def turned(self) -> ActingWeight | None:
+        """The transpose of a matrix, for layers that store it inputs first; None where it must be made."""
+        return None
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"{type(self).__name__}{tuple(self.shape)}"
 
@@ -142,6 +146,16 @@ def _linear(_: Callable, input: Tensor, weight: Tensor, bias: Tensor | None = No
     if not isinstance(weight, ActingWeight) or isinstance(input, ActingWeight):
         return NotImplemented
     return weight.linear(input, bias)
+
+
+def _addmm(
+    _: Callable, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Any:
+    """A linear layer that stores its weight inputs first, as GPT-2's do: the bias, the rows, the weight."""
+    if not isinstance(mat2, ActingWeight) or isinstance(mat1, ActingWeight):
+        return NotImplemented
+    weight = mat2.turned() if input.ndim == 1 and beta == alpha == 1 else None
+    return NotImplemented if weight is None else weight.linear(mat1, input)
 
 
 def _convolution(
@@ -255,6 +269,7 @@ _ASKED = {
 }
 _RULES: Mapping[Any, Callable] = {
     F.linear: _linear,
+    torch.addmm: _addmm,
     F.conv1d: _convolution,
     F.conv2d: _convolution,
     F.conv3d: _convolution,

@@ -239,6 +239,12 @@ class RankOneWeight(ActingWeight):
             return F.linear(x, self.dense(), bias)
         return self._apply(Layer(), x, bias)
 
+    def turned(self) -> RankOneWeight | None:
+        """W^T * (r s^T)."""
+        if self.axes.inputs_first:
+            return None
+        return RankOneWeight(self.weight.T, self.s, self.r, self.axes, self.gamma)
+
     def convolution(self, layer: Layer, x: Tensor, bias: Tensor | None = None) -> Any:
         """Likewise."""
         alone_or_anothers = x.ndim != self.weight.ndim or layer.groups != self.axes.groups

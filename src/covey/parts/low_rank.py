@@ -181,6 +181,13 @@ class LowRankWeight(ActingWeight):
             y, _ = LowRankLayer.apply(rows[None], weight, *alone, self.scaling)
         return y.squeeze(0).unflatten(0, x.shape[:-1])
 
+    def turned(self) -> LowRankWeight | None:
+        """W^T + scaling (r s^T) * (A^T B^T)."""
+        if self.axes.inputs_first:
+            return None
+        options = self.scaling, self.dropout, self.axes
+        return LowRankWeight(self.weight.T, self.b.T, self.a.T, self.s, self.r, *options)
+
     def convolution(self, layer: Layer, x: Tensor, bias: Tensor | None = None) -> Any:
         """A convolution to `rank` channels and one of a single pixel from there; groups need the weight."""
         if layer.groups > 1 or x.ndim != self.weight.ndim:

@@ -36,7 +36,10 @@ def answered(
         return Record(outputs=outputs.float(), targets=truths.cpu(), task="multilabel")
     if kind_of(task) == KIND:
         outputs, numbers = test
-        return Record(outputs=outputs.float(), targets=numbers.float().flatten(), task=task)
+        goal = numbers.float()
+        if goal.numel() == len(goal):
+            goal = goal.flatten()
+        return Record(outputs=outputs.float(), targets=goal, task=task)
     if task != "classification":
         return _regression(*test, task=task)
     outputs, labels = _counted(*test, ignore_index)
@@ -50,7 +53,11 @@ def answered(
 
 def _counted(outputs: Tensor, labels: Tensor, ignore_index: int | None) -> Answers:
     """(M, n, C) and (n,), without what does not count."""
-    outputs, labels = outputs.float().flatten(1, -2), labels.flatten()
+    return without_ignored(outputs.float().flatten(1, -2), labels.flatten(), ignore_index)
+
+
+def without_ignored(outputs: Tensor, labels: Tensor, ignore_index: int | None) -> Answers:
+    """Outputs (M, N, C) and labels (N,) of what counts."""
     if ignore_index is None:
         return outputs, labels
     counts = labels != ignore_index

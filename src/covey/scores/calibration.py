@@ -128,8 +128,8 @@ def fit_margin(answer: QuantileAnswer, targets: Tensor, *, alpha: float = 0.1) -
     """The margin with which the outermost quantiles hold the true number with probability 1 - alpha.
 
     Args:
-        answer: the ensemble's answer on validation data, (N, Q), without a margin.
-        targets: the true numbers, (N,).
+        answer: the ensemble's answer on validation data, (N, Q) or (N, D, Q), without a margin.
+        targets: the true numbers, (N,) or (N, D); each of D targets has its own margin.
         alpha: the share of misses allowed.
     """
     return Margin(alpha, answer.fitted_margin(targets, alpha))

@@ -16,6 +16,7 @@ from covey.quantiles import KIND, QuantileAnswer, kind_of
 from covey.tensors import moved
 
 from . import segmentation
+from .answered import without_ignored
 from .examples import pixels
 from .held_out import HeldOut
 from .model import EvaluatedModel
@@ -38,6 +39,8 @@ def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corr
         raise EvaluationError(f"batch_size: expected 1 or more, got {batch_size}")
     task = _task(model, data)
     _check_corruptions(corruptions, task, data)
+    if data.ignore_index is not None and ANSWERED[task] != "classification":
+        raise EvaluationError(f"ignore_index names a class, and the data are for {task}; leave it out")
     with model.evaluating(), torch.no_grad():
         return RECORDS[task](model, data, batch_size, corruptions)
 
@@ -50,6 +53,8 @@ def _check_corruptions(count: int, task: str, data: HeldOut) -> None:
         return
     if task not in ("classification", "segmentation"):
         raise EvaluationError(f"corruptions are scored for images with classes; these data are for {task}")
+    if task == "classification" and data.ignore_index is not None:
+        raise EvaluationError("corruptions are scored on all test images: leave ignore_index out")
     if data.images is None or data.images.ndim != 4 or data.images.shape[1] not in (1, 3):
         raise EvaluationError(
             "corruptions: expected test images in memory, one tensor (N, 1 or 3, H, W); these inputs are none"
@@ -94,7 +99,11 @@ def _classification_record(
         found, targets = _logits(model, data, part, batch_size)
         return found.flatten(1, -2), _labels(targets)
 
-    validation = None if data.validation is None else logits(data.validation)
+    def counted(part: Split) -> tuple[Tensor, Tensor]:
+        """The same without what does not count."""
+        return without_ignored(*logits(part), data.ignore_index)
+
+    validation = None if data.validation is None else counted(data.validation)
     ood = {}
     for name, part in data.ood.items():
         ood[name] = logits(part)[0]
@@ -102,7 +111,7 @@ def _classification_record(
     if corruptions:
         for name, images in corrupted_sets(pixels(_images(data)[:corruptions])):
             corrupted[name] = logits(Split(images, torch.zeros(len(images), dtype=torch.long)))[0]
-    outputs, labels = logits(data.test)
+    outputs, labels = counted(data.test)
     return Record(
         outputs=outputs,
         targets=labels,
@@ -129,11 +138,8 @@ def _segmentation_record(model: EvaluatedModel, data: HeldOut, batch_size: int, 
                 f"the network answers for pixels of shape {tuple(found.shape[1:-1])}, and the targets have shape "
                 f"{tuple(targets.shape)}: a segmentation needs a class for each pixel"
             )
-        labels = _labels(targets)
-        counts = labels != IGNORED
-        if not counts.any():
-            raise EvaluationError(f"every pixel has the class {IGNORED}, which does not count")
-        return found.flatten(1, -2)[:, counts], labels[counts]
+        ignored = IGNORED if data.ignore_index is None else data.ignore_index
+        return without_ignored(found.flatten(1, -2), _labels(targets), ignored)
 
     validation = None if data.validation is None else counted(data.validation)
     ood = {}
@@ -217,20 +223,21 @@ def _numbers(
 
 
 def _quantile_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
-    """Quantiles of one number for each sample."""
+    """Quantiles of a number, or of several, for each sample."""
 
     def numbers(part: Split) -> tuple[Tensor, Tensor]:
-        """Members' quantiles (M, N, Q) and the targets (N,), in the targets' own unit."""
+        """Members' quantiles (M, N, Q) or (M, N, D Q) and the targets (N,) or (N, D), in the targets' own unit."""
         outputs, answers = _outputs(model, data, part, batch_size)
         found = answer(outputs, str(model.task))
         assert isinstance(found, QuantileAnswer)
         targets = answers.float().cpu()
         if targets.numel() == len(targets):  # else `Record` says which shape it expected
             targets = targets.flatten()
-        unit = data.target_unit
-        return (
-            (found.members, targets) if unit is None else (unit.restore(found.members), unit.restore(targets))
-        )
+        members, unit = found.members, data.target_unit
+        if unit is not None:
+            with_targets_last = members.movedim(-1, 2)
+            members, targets = unit.restore(with_targets_last).movedim(2, -1), unit.restore(targets)
+        return members.flatten(2), targets
 
     outputs, targets = numbers(data.test)
     validation = None if data.validation is None else numbers(data.validation)

@@ -36,6 +36,7 @@ class HeldOut:
         prepare: makes of raw inputs what a network takes, batch by batch.
         target_unit: leads standardised regression targets back to their own unit.
         limit: how many samples of each set are used, the first ones; None for all.
+        ignore_index: the label of what does not count; None where the task alone says it.
     """
 
     test: Split = field(repr=False)
@@ -46,6 +47,7 @@ class HeldOut:
     prepare: Callable[[Any], Any] = _unchanged
     target_unit: Normalisation | None = None
     limit: int | None = None
+    ignore_index: int | None = None
 
     @property
     def images(self) -> Tensor | None:
@@ -84,6 +86,7 @@ def held_out(
     validation: Any = None,
     task: str | None = None,
     limit: int | None = None,
+    ignore_index: int | None = None,
 ) -> HeldOut:
     """Test, validation and out-of-distribution data of any kind, in one form.
 
@@ -93,6 +96,7 @@ def held_out(
         validation: as `data`; by default the validation part of `data`, where it has parts.
         task: what is predicted, where the data do not say.
         limit: use at most this many samples of each set, the first ones.
+        ignore_index: the label of what does not count.
     """
     if limit is not None and limit < 1:
         raise EvaluationError(f"limit: expected 1 sample or more, got {limit}")
@@ -105,7 +109,7 @@ def held_out(
         found = _from_container(data)
     else:
         found = HeldOut(_checked(samples(data, "data"), "data"))
-    found = replace(found, limit=limit)
+    found = replace(found, limit=limit, ignore_index=ignore_index)
     if task is not None:
         found = replace(found, task=task)
     if validation is not None:

@@ -25,7 +25,7 @@ def answer_scores(answer: QuantileAnswer, targets: Tensor) -> dict[str, float | 
 def levels_below(answer: QuantileAnswer, targets: Tensor) -> dict[str, list[float]]:
     """Each level, and the share of targets that are not above its quantile."""
     below = targets[..., None] <= answer.quantiles
-    return {"expected": list(answer.asked.levels), "observed": below.double().mean(0).tolist()}
+    return {"expected": list(answer.asked.levels), "observed": below.double().flatten(0, -2).mean(0).tolist()}
 
 
 def quantile_scores(answer: QuantileAnswer, targets: Tensor) -> dict:

@@ -18,7 +18,7 @@ from torch import Tensor
 from covey.data.npy import read_npz
 from covey.errors import DataError, EvaluationError, StoreError
 from covey.files import check_stored, whole
-from covey.quantiles import KIND, kind_of
+from covey.quantiles import KIND, Quantiles, kind_of
 from covey.schema import Many, Whole, Word, check, parse_json
 from covey.schema import Record as Schema
 
@@ -35,8 +35,10 @@ class Record:
     """What the members answered on a test set, checked when it is made.
 
     Args:
-        outputs: logits (M, N, C), or for regression the members' means (M, N, D), or their quantiles (M, N, Q).
-        targets: labels or numbers (N,); for regression (N, D); where several labels may be true 0 or 1, (N, C).
+        outputs: logits (M, N, C), or for regression the members' means (M, N, D), or their quantiles (M, N, Q),
+            of D targets (M, N, D Q).
+        targets: labels or numbers (N,); for regression, and for quantiles of several targets, (N, D); where several
+            labels may be true 0 or 1, (N, C).
         task: "classification", "language" (labels are the next symbols), "segmentation" (samples are pixels),
             "multilabel" (labels are a column each), "regression", or quantiles such as "quantiles(0.05, 0.95)".
         variance: for regression the members' variances (M, N, D), if they give any.
@@ -63,12 +65,12 @@ class Record:
             raise EvaluationError(f"task: expected one of {', '.join(TASKS)}, got {self.task!r}")
         _check_outputs(self.outputs, "the test set")
         check_targets = _CHECKS.get(kind, _check_labels)
-        check_targets(self.outputs, self.targets, "the test set")
+        check_targets(self._by_target(self.outputs), self.targets, "the test set")
         _check_variance(self.outputs, self.variance, "variance")
         if self.validation is not None:
             outputs, labels = self.validation
             _check_outputs(outputs, "the validation set", like=self.outputs)
-            check_targets(outputs, labels, "the validation set")
+            check_targets(self._by_target(outputs), labels, "the validation set")
             _check_variance(outputs, self.validation_variance, "the validation set's variance")
         for name, outputs in self.ood.items():
             _check_outputs(outputs, f"the OOD set {name!r}", like=self.outputs)
@@ -83,6 +85,11 @@ class Record:
     def __repr__(self) -> str:
         members, samples, outputs = self.outputs.shape
         return f"Record(task={self.task!r}, members={members}, samples={samples}, outputs={outputs})"
+
+    def _by_target(self, outputs: Tensor) -> Tensor:
+        """Quantiles with those of each target apart, (M, N, Q) or (M, N, D, Q); other outputs as they are."""
+        asked = Quantiles.of(self.task)
+        return outputs if asked is None else asked.apart(outputs)
 
     @property
     def members(self) -> int:
@@ -237,7 +244,7 @@ def _check_numbers(outputs: Tensor, targets: Tensor, where: str) -> None:
         raise EvaluationError(f"{where}: targets are not finite")
 
 
-def _check_one_number(outputs: Tensor, targets: Tensor, where: str) -> None:
+def _check_quantiles(outputs: Tensor, targets: Tensor, where: str) -> None:
     _check_numbers(outputs[..., 0], targets, where)
 
 
@@ -251,7 +258,7 @@ def _check_truths(outputs: Tensor, targets: Tensor, where: str) -> None:
         raise EvaluationError(f"{where}: labels of which several may be true are 0 or 1; some are neither")
 
 
-_CHECKS = {"regression": _check_numbers, "multilabel": _check_truths, KIND: _check_one_number}
+_CHECKS = {"regression": _check_numbers, "multilabel": _check_truths, KIND: _check_quantiles}
 """How targets of a task are checked, where they are not one class for each sample."""
 
 

@@ -58,6 +58,7 @@ def evaluate(
     | None = None,
     batch_size: int = 256,
     limit: int | None = None,
+    ignore_index: int | None = None,
     corruptions: int = 0,
     folder: str | Path | None = None,
     half: bool = False,
@@ -75,6 +76,8 @@ def evaluate(
             network that answers with quantiles, these.
         batch_size: samples in a batch.
         limit: use at most this many samples of each set, the first ones.
+        ignore_index: the label of samples, or of positions in them, that do not count, such as -100, as in `Recipe`.
+            None: all count, but 255 in segmentation.
         corruptions: how many test images, the first ones, to corrupt in 75 ways and score too; 0 for none.
         folder: where to store members' outputs (before any score is computed) and the scores.
         half: store the outputs as float16.
@@ -82,14 +85,16 @@ def evaluate(
     model = evaluated_model(ensemble)
     if isinstance(task, Quantiles):
         model, task = replace(model, task=str(task)), "regression"
-    sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit)
+    sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit, ignore_index=ignore_index)
     with nullcontext() if folder is None else locked(folder):
         record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
         if folder is not None:
             record.save(Path(folder) / OUTPUTS_FILE, half=half)
         result = score(
             record,
-            inputs=sets.images,
+            inputs=sets.images
+            if ignore_index is None
+            else None,  # whose order is no longer that of the labels
             ood=sets.ood_inputs,
             columns=_column_names(data),
             stored=model.temperature,

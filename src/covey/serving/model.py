@@ -222,7 +222,7 @@ class Model:
             "quantiles": self._restored(found.quantiles).tolist(),
             "width": (width * scale).tolist(),
             "epistemic": (spread * scale**2).tolist(),
-            FINITE: found.quantiles.isfinite().all(-1).tolist(),
+            FINITE: found.quantiles.isfinite().all(-1).flatten().tolist(),
         }
         if guaranteed:
             columns |= self._ends(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,13 @@ def make_schedule(make: Callable[[Optimizer, int], Any], optimizer: Optimizer, t
 
     Schedules are functions of the steps that they took, so that nothing needs to be stored: they are taken again.
     """
+    try:
+        inspect.signature(make).bind(optimizer, total)
+    except TypeError as error:
+        raise OptionError(
+            f"schedule is called with the optimiser and the number of minibatches, and takes something else: {error}. "
+            "Such as lambda optimizer, total: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)."
+        ) from error
     made = make(optimizer, total)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     if isinstance(made, plateau) or not isinstance(made, torch.optim.lr_scheduler.LRScheduler):
@@ -84,6 +92,8 @@ def make_schedule(make: Callable[[Optimizer, int], Any], optimizer: Optimizer, t
             "schedule is a function of an optimiser and the number of minibatches that returns one of "
             f"torch's learning-rate schedulers, but not one that goes by a score; got {type(made).__name__} from it."
         )
+    if made.optimizer is not optimizer:
+        raise OptionError("the schedule is another optimiser's: make it of the one that it is called with.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, that the optimiser takes no steps meanwhile
         for _ in range(done):

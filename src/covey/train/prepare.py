@@ -138,11 +138,6 @@ def _check_quantiles(data: Data, loss: OwnLoss | None) -> None:
             f"quantiles are of a number, and the data are for {data.task}. If the target is a number of few values, "
             "say so: task='regression' (--task regression)."
         )
-    if data.outputs > 1:
-        raise OptionError(
-            f"quantiles are of one number for each sample, and these data have {data.outputs}: train a network for "
-            "each of them."
-        )
 
 
 def has_validation(data: Data) -> bool:
@@ -251,7 +246,7 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
     axis = class_axis(outputs, ensemble.class_dim)
     found, wanted = outputs.shape[axis], job.data.outputs * (2 if job.task == "gaussian" else 1)
     if isinstance(job.loss, Quantiles):
-        wanted = len(job.loss.levels)
+        wanted = len(job.loss.levels) * job.data.outputs
     elif callable(job.loss) and job.data.task == "regression":
         _check_choice(job.recipe, outputs[0, 0].numel(), wanted)
         return  # how many outputs it needs, only that loss knows
@@ -262,7 +257,7 @@ def _check_outputs(job: Job, ensemble: Ensemble) -> None:
             + (
                 f"{len(job.data.classes)} classes."
                 if job.data.classes
-                else f"a number with loss {str(job.loss)!r}."
+                else f"{counted(job.data.outputs, 'number')} with loss {str(job.loss)!r}."
             )
         )
 

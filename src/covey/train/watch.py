@@ -150,11 +150,14 @@ def _spread(answer: Regression, beside: Tensor) -> dict[str, Any]:
 
 
 def _quantiles(answer: QuantileAnswer, targets: Tensor, job: Job) -> dict[str, Any]:
-    """Sums over a batch of numbers (B, 1): the pinball loss, and the error of the level nearest to the median."""
+    """Sums over a batch of numbers (B, D): the pinball loss, and the error of the level nearest to the median."""
     answer, unit = QuantileAnswer(answer.members.float(), answer.asked), _unit(job, targets)
-    points = _regression(Regression(answer.asked.centre(answer.members)), targets, job)
-    losses = answer.asked.losses(answer.quantiles, targets).double().mean(-1)
-    own = answer.asked.losses(answer.members, targets.expand(len(answer.members), *targets.shape))
+    members = len(answer.members)
+    goal = targets.reshape(answer.centre.shape)
+    centres = answer.asked.centre(answer.members).reshape(members, *targets.shape)
+    points = _regression(Regression(centres), targets, job)
+    losses = answer.asked.losses(answer.quantiles, goal).double().mean(-1)
+    own = answer.asked.losses(answer.members, goal.expand(members, *goal.shape))
     return {
         **points,
         "pinball": (losses * unit).sum(),

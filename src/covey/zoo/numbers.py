@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from covey.errors import DataError, OptionError
+from covey.options import check_whole
+
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -16,6 +19,12 @@ def quantile_edges(inputs: Tensor, bins: int = 48) -> list[Tensor]:
     >>> quantile_edges(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), bins=3)
     [tensor([0., 1., 2., 3.])]
     """
+    check_whole("bins", bins)
+    if inputs.ndim != 2 or not len(inputs) or not inputs.isfinite().all():
+        raise DataError(
+            f"edges are quantiles of a table (rows, columns) of finite numbers; got shape {tuple(inputs.shape)}"
+            + ("." if inputs.isfinite().all() else ", with NaN or infinite ones among them.")
+        )
     found = []
     places = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     for column in inputs.double().T:
@@ -46,6 +55,8 @@ class PiecewiseLinear(nn.Module):
 
     def __init__(self, edges: Sequence[Tensor], width: int = 16) -> None:
         super().__init__()
+        check_whole("width", width)
+        _check_edges(edges)
         most = max(len(each) for each in edges) - 1
         left, size = torch.zeros(len(edges), most), torch.ones(len(edges), most)
         low, high = torch.zeros(len(edges), most), torch.ones(len(edges), most)
@@ -69,6 +80,19 @@ class PiecewiseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings (B, D * width)."""
+        if x.shape[-1] != len(self.left):  # one column would be taken for each of them
+            raise DataError(f"the embedding has edges for {len(self.left)} columns, and got {x.shape[-1]}.")
         through = ((x[..., None] - self.left) / self.size).clamp(self.low, self.high)
         bent = torch.einsum("...dt,dtw->...dw", through, self.pieces).relu()
         return (x[..., None] * self.weight + self.bias + bent).flatten(-2)
+
+
+def _check_edges(edges: Sequence[Tensor]) -> None:
+    """Refuse bins that are none: of a single edge, or of no positive width."""
+    if not edges:
+        raise OptionError("edges has an entry for each feature, and there is none.")
+    for j, each in enumerate(edges):
+        if len(each) < 2 or not (each.diff() > 0).all():
+            raise OptionError(
+                f"edges[{j}] are at least two numbers in rising order; got {each.tolist()[:5]}."
+            )
