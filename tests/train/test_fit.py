@@ -348,6 +348,15 @@ def test_mistakes_are_found_before_the_first_step(changes, kind, words):
         fit(given.pop("network"), given.pop("data"), given.pop("recipe"), **given)
 
 
+def test_more_threads_than_cores_are_said(caplog, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with caplog.at_level("WARNING", "covey"):
+        fit(mlp(), blobs(), replace(LOOP, epochs=1), machine=replace(QUIET, threads=2))
+    torch.set_num_threads(before)
+    assert "threads=2 is more than the 1 cores of this machine" in caplog.text
+
+
 def test_words_in_place_of_a_schedule_and_an_augmentation():
     with pytest.raises(OptionError, match=r"schedule is a covey.Schedule\(kind=...\); got 'cosine'"):
         Recipe(schedule="cosine")
