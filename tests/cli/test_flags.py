@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -254,3 +255,13 @@ def test_fill_checks_kinds():
     with pytest.raises(OptionError, match="recipe.nesterov should be True or False; got 1"):
         updated(Recipe(), {"nesterov": 1}, "recipe")
     assert updated(Recipe(), {"lr": 1}, "recipe").lr == 1
+
+
+def test_the_home_folder_where_the_shell_has_left_a_tilde(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    (tmp_path / "file").write_text("")
+    assert main(["train", "single", "--folder=~/file"]) == 2
+    assert f"cannot write to {tmp_path}/file: it is a file" in capsys.readouterr().err
+    assert main(["show", "~/file"]) == 2
+    assert f"{tmp_path}/file is no finished run" in capsys.readouterr().err

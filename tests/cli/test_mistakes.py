@@ -118,6 +118,7 @@ IDLE = [
     ("train single --scale small", "--scale is the size of a recipe file; give --recipe too"),
     ("train single --samples 90 --train-samples 50", "the training part alone; choose one"),
     ("compare --methods single --choose nll", "it is for --keep best or --patience"),
+    ("train single --quantiles 0.1 0.9", r"a number of few values, say so: --task regression\.$"),
     ("compare --methods single --scale small", "--scale is the size of a recipe file"),
     (
         "train batch-ensemble --init ones --spread 0.3",
@@ -199,7 +200,24 @@ DATA = [
     ("data head.csv --target y", "there are no samples"),
     ("data nothing.csv --target y", "cannot read the table nothing.csv: it is empty"),
     ("data latin.csv --target y", "byte 2 .0xf6. is not UTF-8; save the table as UTF-8"),
-    ("data digits --target y", "a target is a column of a table"),
+    ("data digits --target y", r"a target is a column of a table of your own \(\.csv, \.parquet"),
+    ("data long.csv --target y", "its rows have more values than its first line has names"),
+    (
+        "data price.csv --target price",
+        r"80 of its 80 values differ, the first is '\$1,000': too many for classes",
+    ),
+    (
+        "data t.csv --target y --ignore note --task language",
+        "a table is for classification or regression; got",
+    ),
+    ("data parts", "parts has test/ and val/, but no train/ to train on"),
+    ("data sizes", "mixed sizes: .*; give --image-size to bring all to one size"),
+    ("data kinds", "give --image-size 3 H W to make all colour, or --image-size 1 H W to make all grey"),
+    (
+        "train single --data photos --image-mean 128 --image-std 64",
+        "are of intensities from 0 to 1; got 128 64. Divide those of intensities from 0 to 255 by 255",
+    ),
+    ("train single --data photos --ood other/photos photos", "two .* sets are called 'photos'; rename one"),
 ]
 
 NETWORKS = [
@@ -347,6 +365,7 @@ COMPARE = [
     ("reproduce nope", "there is no recipe 'nope'"),
     ("reproduce --scale tiny nope", "--scale is one of full, small; got 'tiny'"),
     ("nonesuch", "there is no command 'nonesuch'"),
+    ("help", "there is no command 'help'; `covey --help` lists all"),
     ("report run", "there is no command 'report'; `covey evaluate FOLDER` writes the report of a run"),
 ]
 
@@ -393,6 +412,9 @@ def _write_files(folder: Path) -> None:
     (folder / "n.csv").write_text(NUMBERS)
     (folder / "short.csv").write_text("a,b,y\n1,2,3\n1,2,3,4\n")
     (folder / "head.csv").write_text("a,b,y\n")
+    (folder / "long.csv").write_text("a,b,y\n" + "0,1.5,2,x\n1,1.5,3,z\n" * 40)
+    prices = "".join(f'{i},"${i + 1000:,}"\n' for i in range(80))
+    (folder / "price.csv").write_text(f"a,price\n{prices}")
     (folder / "nothing.csv").write_text("")
     (folder / "latin.csv").write_bytes("größe,y\n1,2\n".encode("latin-1"))
     (folder / "nets.py").write_text(NETS)
@@ -412,6 +434,19 @@ def _write_images(folder: Path) -> None:
         count = 1 if name.startswith("bad") else 6
         for k in range(count):
             grey.save(folder / name / f"{k}.png")
+    for name in (
+        "parts/test/cat",
+        "parts/val/cat",
+        "sizes/cat",
+        "sizes/dog",
+        "kinds/cat",
+        "kinds/dog",
+        "other/photos",
+    ):
+        (folder / name).mkdir(parents=True)
+        kind = "L" if name == "kinds/dog" else "RGB"
+        side = 9 if name == "sizes/dog" else 8
+        grey.convert(kind).resize((side, 8)).save(folder / name / "0.png")
     (folder / "bad" / "cat" / "broken.png").write_bytes(b"no image")
     (folder / "bad" / "dog" / "none.jpg").write_bytes(b"")
 
@@ -438,7 +473,7 @@ def test_there_are_many_and_no_two_alike():
     commands = (
         "train compare evaluate predict serve bench distill export methods networks data reproduce show"
     )
-    assert {words.split()[0] for words in typed} == {*commands.split(), "nonesuch", "report"}
+    assert {words.split()[0] for words in typed} == {*commands.split(), "nonesuch", "help", "report"}
 
 
 @pytest.mark.parametrize(
@@ -471,4 +506,4 @@ def test_skipped_images_are_named_in_training_too(place, tmp_path, capsys, monke
         (place / "bad" / name / "2.png").write_bytes((place / "photos" / name / "2.png").read_bytes())
     quick = "--epochs 1 --network mlp --network-option hidden=[4] --no-progress --no-evaluate"
     assert main(shlex.split(f"train single --data bad --skip-bad {quick} --folder {tmp_path / 'run'}")) == 0
-    assert "skipped, cannot read 2 of 8 images: bad/cat/broken.png" in capsys.readouterr().err
+    assert "skipped, cannot read 2 of 8 images: bad/cat/broken.png" in capsys.readouterr().out

@@ -151,7 +151,7 @@ def test_a_class_of_ones_own_in_a_comparison(run, file, monkeypatch):
         ("nets.py", "names a file and no function in it: write nets.py:FUNCTION"),
         ("nets.py:mak", "nets.py has no function 'mak'; the nearest names are 'make'"),
         ("nets.py:number", "is no function or class but int"),
-        ("nets.py:needs", "needs 'something', which covey does not know: it passes outputs, classes"),
+        ("nets.py:needs", "needs 'something', which covey does not know: it passes 'outputs', 'classes'"),
         ("nets.py:fails", "nets.py:fails failed in line 21: NameError: name 'undefined' is not defined"),
         ("nets.py:wrong", "should return a torch.nn.Module; it returned int"),
         ("other.py:make", "there is no file .*other.py"),

@@ -108,3 +108,44 @@ def test_new_rows(place, covey):
     code, _, err = covey("evaluate", "numbers", "--data", "other.csv", "--no-report")
     assert code == 2
     assert "has no column 'y', which the network predicts" in err
+
+
+def test_known_sets_are_out_of_distribution_of_new_data_too(place, covey):
+    pictures(place / "newer" / "bee", 4, 90)
+    code, _, err = covey("evaluate", "run", "--data", "newer", "--ood", "digits", "elsewhere", "--no-report")
+    assert code == 0, err
+    found = scores(place / "run" / "evaluations" / "newer")["about"]["ood"]
+    assert found == {"digits": 1797, "elsewhere": 5}
+    code, _, err = covey("evaluate", "run", "--data", "newer", "--ood", "elsewhere", "./elsewhere")
+    assert code == 2
+    assert "two out-of-distribution sets are called 'elsewhere'" in err
+
+
+def test_what_a_table_was_taken_for_is_said(place, covey):
+    rows = [f"{i},{i % 3},{i % 5}" for i in range(60)]
+    (place / "stars.csv").write_text("\n".join(["id,b,stars", *rows]))
+    words = ("--data", "stars.csv", "--target", "stars", "--epochs", "1", *QUICK)
+    told = (
+        "'stars': classification, since it has 5 whole values only (say --task regression if it is a number)"
+    )
+    code, out, err = covey("train", "single", *words, "--folder", "stars")
+    assert code == 0, err
+    assert f"note on the data: target {told}" in out
+    assert "column 'id' numbers the rows; if it is no measurement, leave it out (--ignore id)" in out
+    _, out, _ = covey("data", "stars.csv", "--target", "stars")
+    assert f"note           target {told}" in out
+    _, out, _ = covey("compare", "--methods", "single", "--seeds", 0, *words, "--folder", "compared")
+    assert out.count(told) == 1
+
+
+def test_classes_that_another_program_wrote_as_floats(place, covey):
+    rows = [f"{i},{i % 3},{i % 5}" for i in range(60)]
+    (place / "whole.csv").write_text("\n".join(["a,b,y", *rows]))
+    words = ("--data", "whole.csv", "--target", "y", "--epochs", "1", *QUICK)
+    assert covey("train", "single", *words, "--folder", "whole")[0] == 0
+    (place / "floats.csv").write_text("\n".join(["a,b,y", *(f"{row}.0" for row in rows)]))
+    assert covey("evaluate", "whole", "--data", "whole.csv", "--no-report")[0] == 0
+    code, _, err = covey("evaluate", "whole", "--data", "floats.csv", "--no-report")
+    assert code == 0, err
+    runs = place / "whole" / "evaluations"
+    assert scores(runs / "floats")["scores"] == scores(runs / "whole")["scores"]

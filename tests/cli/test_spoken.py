@@ -55,7 +55,8 @@ def test_only_settings_become_flags_and_quotes_stay():
     for said, spoken in {
         "image_size=32, or keep='best'": "--image-size 32, or --keep best",
         "go on (keep=True), or image_size=-1": "go on (--keep), or --image-size -1",
-        "leave it out (keep=('a b',))": "leave it out (--keep a b)",
+        "leave it out (keep=('a b',))": "leave it out (--keep 'a b')",
+        "give image_size=(3, H, W) for colour": "give --image-size 3 H W for colour",
         "image_size names a side; leave it out (--image-size)": "--image-size names a side; leave it out",
         "got (1, 8, 8); expected shape (2,)": "got 1 x 8 x 8; expected shape 2",
     }.items():

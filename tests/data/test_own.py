@@ -385,7 +385,7 @@ def test_inputs_come_back_as_in_training(tmp_path):
     with pytest.raises(DataError, match="has no column 'age', which the network was trained on"):
         read_inputs(tmp_path / "b.csv", data.record)
     frame.assign(age="old").to_csv(tmp_path / "c.csv", index=False)
-    with pytest.raises(DataError, match="column 'age' was numeric in training"):
+    with pytest.raises(DataError, match="column 'age' held numbers in training"):
         read_inputs(tmp_path / "c.csv", data.record)
 
 

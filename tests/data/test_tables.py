@@ -40,7 +40,8 @@ def write(path, table, **options):
 @pytest.mark.parametrize(
     "form",
     ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S+00:00", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y",
-     "%d.%m.%Y %H:%M", "%d-%m-%Y"],
+     "%d.%m.%Y %H:%M", "%d-%m-%Y", "%d.%m.%y", "%m/%d/%y", "%d %b %Y", "%d-%b-%Y", "%B %d, %Y", "%d %B %Y",
+     "%m/%d/%Y %I:%M %p", "%d/%m/%Y %H:%M:%S.%f"],
 )  # fmt: skip
 def test_dates_become_one_number_each(tmp_path, form):
     dates = days()
@@ -70,7 +71,7 @@ def test_new_rows_are_read_in_the_format_of_training(tmp_path):
     expected = ((pandas.Timestamp("2020-03-02") - pandas.Timestamp(0)).days - spec["mean"]) / spec["std"]
     assert inputs[:, 1].tolist() == pytest.approx([expected, 0.0])
     new["since"] = ["soon", "later"]
-    with pytest.raises(DataError, match=r"'since' was dates \(%d/%m/%Y\) in training and is not here"):
+    with pytest.raises(DataError, match=r"'since' held dates such as '31/12/2020' in training"):
         read_inputs(write(tmp_path / "b.csv", new), data.record)
 
 
@@ -141,6 +142,98 @@ def test_decimal_commas(tmp_path):
     data = load(path, target="y")
     assert [column["kind"] for column in data.record["columns"]] == ["number", "number"]
     assert abs(data.record["columns"][0]["mean"]) < 1
+
+
+def test_decimal_commas_in_one_column_alone(tmp_path):
+    table = frame(price=[f"{k},5" for k in range(ROWS)])
+    data = load(write(tmp_path / "a.csv", table, sep=";"), target="y")
+    assert [column["kind"] for column in data.record["columns"]] == ["number", "number"]
+    assert data.record["columns"][1]["mean"] == pytest.approx(60, abs=10)
+
+
+def test_names_and_classes_without_the_spaces_around_them(tmp_path):
+    rows = [f"{k}, {'ab'[k % 2]}, {'no' if k % 3 else 'yes '}" for k in range(ROWS)]
+    (tmp_path / "A.CSV").write_text("\n".join(["x, letter, y ", *rows]))
+    data = load(tmp_path / "A.CSV", target="y")
+    assert data.classes == ("no", "yes")
+    assert data.record["columns"][1]["values"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("first", ["0", "7.5"])
+def test_rows_with_a_separator_at_their_end_and_rows_with_names(tmp_path, first):
+    (tmp_path / "a.csv").write_text("x,z,y\n" + f"{first},2,a,\n1,3,b,\n" * 30)
+    data = load(tmp_path / "a.csv", target="y")
+    assert [column["mean"] for column in data.record["columns"]] == [
+        pytest.approx((float(first) + 1) / 2),
+        pytest.approx(2.5),
+    ]
+    (tmp_path / "b.csv").write_text("x,z,y\n" + "".join(f"{k},1.5,2,{'ab'[k % 2]}\n" for k in range(30)))
+    with pytest.raises(DataError, match="rows have more values than its first line has names"):
+        load(tmp_path / "b.csv", target="y")
+
+
+def test_a_question_mark_is_a_missing_value(tmp_path):
+    table = frame(age=["?" if k % 9 == 0 else str(k) for k in range(ROWS)])
+    data = load(write(tmp_path / "a.csv", table), target="y")
+    assert data.record["columns"][1]["kind"] == "number"
+    assert data.record["columns"][1]["missing"] is True
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([f"{k % 90} kg" for k in range(ROWS)], "90 of its 90 values begin with a digit, such as '0 kg'"),
+        ([f"{k % 90 + 1000:,}" for k in range(ROWS)], "such as '1,000'. If they are numbers"),
+        (["-" if k % 9 == 0 else str(k % 90) for k in range(ROWS)], "such as '1' and not '-'"),
+    ],
+)
+def test_words_that_look_like_numbers_are_noted(tmp_path, values, told):
+    data = load(write(tmp_path / "a.csv", frame(b=values)), target="y")
+    assert data.record["columns"][1]["kind"] == "category"
+    assert any(told in note for note in data.record["notes"])
+
+
+def test_a_running_number_is_noted(tmp_path):
+    data = load(write(tmp_path / "a.csv", frame(id=np.arange(ROWS) + 1000)), target="y")
+    assert any("column 'id' numbers the rows" in note for note in data.record["notes"])
+    data = load(write(tmp_path / "b.csv", frame(b=np.arange(ROWS) % 50)), target="y")
+    assert not any("numbers the rows" in note for note in data.record["notes"])
+
+
+@pytest.mark.parametrize(
+    ("known", "new"), [(["1", "2", "A"], ["1", "", "2"]), (["01", "02", "A"], ["01", "02", "02"])]
+)
+def test_codes_are_words_in_a_new_table_that_holds_only_numbers(tmp_path, known, new):
+    data = load(write(tmp_path / "a.csv", frame(code=known * (ROWS // 3))), target="y")
+    values = data.record["columns"][1]["values"]
+    assert values == known
+    (tmp_path / "new.csv").write_text("x,code\n" + "".join(f"0,{code}\n" for code in new))
+    _, inputs = read_inputs(tmp_path / "new.csv", data.record)
+    assert inputs[:, 1:].tolist() == [[float(code == value) for value in values] for code in new]
+
+
+def test_truths_are_read_however_they_are_written(tmp_path):
+    data = load(write(tmp_path / "a.csv", frame(code=["true", "false", ""] * (ROWS // 3))), target="y")
+    (tmp_path / "new.csv").write_text("x,code\n0,TRUE\n0,False\n")
+    _, inputs = read_inputs(tmp_path / "new.csv", data.record)
+    assert inputs[:, 1:].sum(1).tolist() == [1, 1]
+
+
+def test_a_new_table_with_a_value_of_another_kind(tmp_path):
+    dates = days().strftime("%d.%m.%Y")
+    data = load(write(tmp_path / "a.csv", frame(since=dates)), target="y")
+    with pytest.raises(DataError, match=r"'x' held numbers in training, and here it holds 'many' in row 1$"):
+        read_inputs(write(tmp_path / "b.csv", frame(since=dates, x=["1", "many"] * 60)), data.record)
+    with pytest.raises(
+        DataError, match=r"'since' held dates such as '31\.12\.2020' in .* holds 'soon' in row 0$"
+    ):
+        read_inputs(write(tmp_path / "c.csv", frame(since="soon")), data.record)
+
+
+def test_a_target_of_words_that_mostly_differ(tmp_path):
+    table = frame(price=[f"${k + 1000:,}" for k in range(ROWS)])
+    with pytest.raises(DataError, match=r"120 of its 120 values differ, the first is '\$1,000': too many"):
+        load(write(tmp_path / "a.csv", table), target="price")
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=IN_TEMPORARY)
@@ -254,3 +347,66 @@ def test_whatever_a_decoder_stumbles_over_is_a_clear_error(tmp_path, monkeypatch
     (tmp_path / "table.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="cannot read the table .*table.parquet: 'numpy_type'"):
         load(str(tmp_path / "table.parquet"), target="y")
+
+
+# folders with other names, and with other files
+
+
+def put(*paths):
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), 100).save(path)
+
+
+def classes_below(place, count=6):
+    put(*(place / name / f"{k}.png" for name in ("cat", "dog") for k in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "counts"),
+    [
+        (("training", "testing"), (10, 2, 12)),
+        (("Train", "VALID", "Test"), (12, 12, 12)),
+        (("train", "valid"), (10, 2, 12)),
+    ],
+)
+def test_parts_by_the_names_that_people_give_them(tmp_path, parts, counts):
+    for part in parts:
+        classes_below(tmp_path / part)
+    data = load(tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.validation), len(data.test)) == counts
+
+
+def test_parts_that_cannot_be_told_apart(tmp_path):
+    classes_below(tmp_path / "test")
+    classes_below(tmp_path / "val")
+    with pytest.raises(DataError, match="has test/ and val/, but no train/ to train on"):
+        load(tmp_path)
+    classes_below(tmp_path / "valid")
+    with pytest.raises(DataError, match="val and .*valid are both called like the validation part"):
+        load(tmp_path)
+
+
+def test_what_is_not_read_is_noted(tmp_path):
+    classes_below(tmp_path / "train")
+    classes_below(tmp_path / "extra")
+    (tmp_path / "train" / "bird").mkdir()
+    (tmp_path / "train" / "cat" / "phone.heic").write_bytes(b"")
+    (tmp_path / "train" / "cat" / "._0.png").write_bytes(b"macOS")
+    data = load(tmp_path)
+    assert data.classes == ("cat", "dog")
+    assert data.record["notes"][0] == "folders beside train/ that are not read: extra"
+    assert "class folders without images, which are no classes: bird" in data.record["notes"]
+    assert any(
+        note.startswith("1 file not called like an image and not read") for note in data.record["notes"]
+    )
+    names, _ = read_inputs(tmp_path / "train" / "cat", data.record)
+    assert names == [f"{k}.png" for k in range(6)]
+
+
+def test_two_sets_of_one_name(tmp_path):
+    for place in ("seen", "one/new", "two/new"):
+        classes_below(tmp_path / place)
+    with pytest.raises(DataError, match="two out-of-distribution sets are called 'new'"):
+        load(tmp_path / "seen", ood=(str(tmp_path / "one/new"), str(tmp_path / "two/new")))

@@ -60,6 +60,8 @@ def test_what_cannot_be_compared() -> None:
         compared([covey.BatchEnsemble(members=2), covey.BatchEnsemble(members=4)])
     with pytest.raises(OptionError, match="at least one method"):
         compared([])
+    with pytest.raises(OptionError, match=r"seeds is a list of them, such as range\(2\); got 2"):
+        compared(["single"], seeds=2)
     with pytest.raises(OptionError, match="list of names or methods"):
         compared("single")
     with pytest.raises(OptionError, match=r"network\(\) is to return a torch.nn.Module; got int"):

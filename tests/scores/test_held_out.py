@@ -197,6 +197,8 @@ def test_inputs_of_several_tensors() -> None:
 
 
 def test_bad_options() -> None:
+    with pytest.raises(EvaluationError, match="ood: expected a dict of inputs .* got Tensor"):
+        evaluate(network(), (X, Y), ood=X)  # type: ignore[arg-type]
     with pytest.raises(EvaluationError, match="limit: expected 1 sample or more, got 0"):
         evaluate(network(), (X, Y), limit=0)
     with pytest.raises(EvaluationError, match=r"task: expected one of .*, got 'ranking'"):

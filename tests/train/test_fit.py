@@ -318,6 +318,14 @@ def test_nan_names_member_step_and_rate_and_keeps_the_checkpoint(tmp_path):
 
 BAD = [
     ({"network": "resnet"}, OptionError, "network is a torch.nn.Module or an ensemble; got str"),
+    ({"network": mlp}, OptionError, "got function: call it first, and give what it returns"),
+    (
+        {"network": blobs(), "data": mlp()},
+        OptionError,
+        "network is a torch.nn.Module or an ensemble; got Data",
+    ),
+    ({"recipe": {"epochs": 3}}, OptionError, r"recipe is a covey.Recipe\(...\); got {'epochs': 3}"),
+    ({"machine": "cpu"}, OptionError, r"machine is a covey.Machine\(...\); got 'cpu'"),
     ({"method": "packed"}, OptionError, "method is one of covey.METHODS"),
     ({"network": mlp(6, 2)}, DataError, "the network has 2 outputs and the data need 3: 3 classes"),
     ({"recipe": Recipe(loss="mse")}, OptionError, "loss='mse' is for numbers"),
@@ -338,6 +346,22 @@ def test_mistakes_are_found_before_the_first_step(changes, kind, words):
     given = {"network": mlp(), "data": blobs(), "recipe": LOOP, "machine": QUIET} | changes
     with pytest.raises(kind, match=words):
         fit(given.pop("network"), given.pop("data"), given.pop("recipe"), **given)
+
+
+def test_more_threads_than_cores_are_said(caplog, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with caplog.at_level("WARNING", "covey"):
+        fit(mlp(), blobs(), replace(LOOP, epochs=1), machine=replace(QUIET, threads=2))
+    torch.set_num_threads(before)
+    assert "threads=2 is more than the 1 cores of this machine" in caplog.text
+
+
+def test_words_in_place_of_a_schedule_and_an_augmentation():
+    with pytest.raises(OptionError, match=r"schedule is a covey.Schedule\(kind=...\); got 'cosine'"):
+        Recipe(schedule="cosine")
+    with pytest.raises(OptionError, match=r"augment is a covey.data.Augment\(...\); got True"):
+        Recipe(augment=True)
 
 
 def test_more_mistakes():

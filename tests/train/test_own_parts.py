@@ -87,6 +87,7 @@ def test_one_output_without_an_axis_has_its_rmse() -> None:
             r"shape \(30, 3\) for 30 samples.*\(\), or the loss of each, \(30,\)",
         ),
         (lambda outputs, targets: 1.0, r"returned float; expected a tensor"),
+        (torch.nn.CrossEntropyLoss, r"CrossEntropyLoss is a class: give CrossEntropyLoss\(\)"),
         ("huber", r"loss is a function of your own; got 'huber'.*Recipe\(loss="),
     ],
 )

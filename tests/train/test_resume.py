@@ -187,3 +187,17 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     assert [p.name[:11] for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000000-"]
     assert train(tmp_path / "run", recipe, resume=True).last["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (covey.MultiHead(members=5), r"method was MultiHead\(members=3\) and is MultiHead\(members=5\)\."),
+        (covey.Packed(members=3), r"method was MultiHead\(members=3, where=.* and is Packed\(members=3, "),
+    ],
+)
+def test_of_another_method_only_what_differs_is_told(now, told, tmp_path):
+    stored = {"method": repr(covey.MultiHead(members=3))}
+    same_run.check_settings(tmp_path, stored, dict(stored))
+    with pytest.raises(StoreError, match=told):
+        same_run.check_settings(tmp_path, stored, {"method": repr(now)})

@@ -14,6 +14,7 @@ from covey import registry
 from covey.cli import reading, run
 from covey.cli.flags import UsageError, describe, flag_names, parse, parse_one
 from covey.cli.settings import Dataset, usual_network
+from covey.cli.spoken import with_flags
 from covey.cli.train import TrainFlags, first_line
 from covey.data import download
 from covey.data.show import contact_sheet, list_known, summary
@@ -82,7 +83,8 @@ def data(args: Sequence[str]) -> int:
             raise UsageError(f"--download is for known data sets; {dataset.data} is a file or folder here.")
         download(dataset.data, dataset.root)
     loaded = dataset.load()
-    print(summary(loaded))
+    for line in summary(loaded).splitlines():
+        print(with_flags(line) if line.startswith("note ") else line)
     if own.sheet:
         print(f"contact sheet  {contact_sheet(loaded, own.sheet)}")
     return 0

@@ -15,8 +15,8 @@ from covey.cli.calibrated import offer
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.settings import Settings, updated
 from covey.data import Data
-from covey.data.inputs import read_inputs
 from covey.data.labelled import read_labelled
+from covey.data.load import out_of_distribution
 from covey.data.splits import fewer
 
 
@@ -79,7 +79,7 @@ def _evaluate(own: EvaluateFlags) -> int:
     else:
         told += offer(folder, scores)
     if own.data is not None:
-        told += [f"note: {note}" for note in data.record["notes"]]
+        told += run.data_notes(data)
     if own.report:
         from covey.report import write
 
@@ -109,8 +109,7 @@ def _data_to_score(
         reading.check_same_data(data, record, folder)
         return data
     data = read_labelled(own.data, record, settings.dataset.target, skip_bad=own.skip_bad)
-    outside = {Path(name).name: read_inputs(name, record)[1] for name in own.ood}
-    return replace(data, ood=outside)
+    return replace(data, ood=out_of_distribution(own.ood, record, settings.dataset.root))
 
 
 def _place(own: EvaluateFlags, folder: Path) -> Path:

@@ -23,6 +23,7 @@ _GO_ON = {
 
 
 _INSTEAD = {
+    "help": "; `covey --help` lists all",
     "report": "; `covey evaluate FOLDER` writes the report of a run, `covey compare` one of several",
     "fit": "; `covey train METHOD` trains",
     "test": "; `covey evaluate FOLDER` scores a run on its test data",
@@ -34,7 +35,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 for success, 2 for a mistake in what was asked, 1 for a fault."""
     words = list(sys.argv[1:] if args is None else args)
     verbose = any(word in ("-v", "--verbose") for word in words)
-    words = [word for word in words if word not in ("-v", "--verbose")]
+    words = [_expanded(word) for word in words if word not in ("-v", "--verbose")]
     try:
         _watch()
         return _dispatch(words)
@@ -58,6 +59,14 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         print("covey: this is a fault of covey, not of yours", file=sys.stderr)
         return _failed(error, 1, verbose=True)
+
+
+def _expanded(word: str) -> str:
+    """A word with the home folder in place of ~ where the shell has left it: --folder=~/runs."""
+    flag, equals, value = word.rpartition("=")
+    if value == "~" or value.startswith("~/"):
+        return f"{flag}{equals}{Path(value).expanduser()}"
+    return word
 
 
 def commands() -> dict[str, Callable[[Sequence[str]], int]]:

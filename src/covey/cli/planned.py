@@ -155,13 +155,15 @@ def is_done(one: PlannedRun) -> bool:
 
 
 def check_shared(planned: Sequence[PlannedRun]) -> None:
-    """Load the data and build the network that all runs share, so that what is wrong with them is said once."""
+    """Load the data and build the network that all runs share, so that what is to be said of them is said once."""
     left = [one.settings for one in planned if not is_done(one)]
     if not left or any(each.dataset != left[0].dataset for each in left):
         return
     data = left[0].dataset.load()
     if all(each.network == left[0].network for each in left):
         left[0].network.build(data, left[0].recipe)
+    for line in run.data_notes(data):
+        print(line)
 
 
 def _variations(given: Sequence[str]) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from covey.cli.memory import keep_freed_memory
 from covey.cli.overwrite import replacing
 from covey.cli.reading import HISTORY, SETTINGS, read_history, read_settings
 from covey.cli.settings import Settings
+from covey.cli.spoken import with_flags
 from covey.collapsing import collapse
 from covey.data import Data
 from covey.ensemble import Ensemble
@@ -274,6 +275,11 @@ HEADLINE = ("auroc", "fpr95", "disagreement")
 def told(evaluation: Evaluation) -> list[str]:
     """The notes of an evaluation, in lines."""
     return [f"  note: {note}" for note in evaluation.notes]
+
+
+def data_notes(data: Data) -> list[str]:
+    """What was found out about the data, such as which task a table is for, in lines."""
+    return [f"note on the data: {with_flags(note)}" for note in data.record["notes"]]
 
 
 def usual_folder(settings: Settings) -> Path:

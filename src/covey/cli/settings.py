@@ -18,7 +18,7 @@ from covey.data import Data, load
 from covey.data.container import Normalisation, Task
 from covey.data.load import LENGTH
 from covey.data.splits import fewer
-from covey.data.table import SUFFIXES as TABLES
+from covey.data.table import is_table as is_own_table
 from covey.errors import OptionError, StoreError, suggest
 from covey.files import is_ordinary
 from covey.method import Method, Training
@@ -235,7 +235,7 @@ class Settings:
         """The same with what follows from other settings: a network's own tokenizer or normalisation, full paths."""
         dataset, name = self.dataset, self.network.network or ""
         # A table and a network of Hugging Face: there is nothing but texts that it could classify.
-        wanted = dataset.text is not None or Path(dataset.data).suffix in TABLES
+        wanted = dataset.text is not None or is_own_table(Path(dataset.data))
         if name.startswith("hf:") and wanted and dataset.tokenizer is None:
             dataset = replace(dataset, tokenizer=name.removeprefix("hf:"))
         elif not dataset.image_mean and not dataset.image_std:
@@ -347,7 +347,7 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
 
 def is_table(source: str) -> bool:
     """Whether data are a table: a known one, or a file of the user's."""
-    return Path(source).suffix in TABLES or source in _COLUMNS or source.startswith("uci/")
+    return is_own_table(Path(source)) or source in _COLUMNS or source.startswith("uci/")
 
 
 USUAL = {"language": "lstm", "segmentation": "unet"}

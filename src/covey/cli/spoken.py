@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 
@@ -12,7 +13,9 @@ from covey.errors import CoveyError
 from covey.train import Machine, Recipe
 
 _CALL = r"(?P<call>[\w.]+\((?:[^()]|\([^()]*\))*\))"  # Python to be copied, which stays as it is
-_SETTING = r"(?<![\w'\"`\[:,.=-])(?P<name>[a-z][a-z_]*)=(?P<value>'[^']*'|\('[^']*',\)|-?[\w.]*\w)?"
+_SETTING = (
+    r"(?<![\w'\"`\[:,.=-])(?P<name>[a-z][a-z_]*)=(?P<value>'[^']*'|\('[^']*',\)|\([\w, ]+\)|-?[\w.]*\w)?"
+)
 _UNDERSCORED = r"(?<![\w'\"`.=-])(?P<plain>[a-z]+(?:_[a-z]+)+)(?![\w'\"`(=])"
 _NESTED = re.compile(r"(?<![\w'\"`.=-])(schedule|augment)\.[a-z_]+")
 _SHAPE = re.compile(r"\b(shape|got|to|on|of|and) [(\[](\d+(?:, \d+)*),?[)\]]")
@@ -87,7 +90,9 @@ def in_flags(message: str, names: Collection[str]) -> str:
 
     message = re.sub(f"{_CALL}|{_SETTING}|{_UNDERSCORED}", spoken, message)
     message = _NESTED.sub(lambda found: _flag(found[0], ""), message)
-    message = re.sub(r"(--[\w-]+)(\b[^()]*) \(\1\)", r"\1\2", message)  # a flag that is named already
+    message = re.sub(
+        r"(--[\w-]+(?: \w+)?)(\b[^()]*) \(\1\)", r"\1\2", message
+    )  # a flag that is named already
     return _SHAPE.sub(lambda found: f"{found[1]} {found[2].replace(', ', ' x ')}", message)
 
 
@@ -97,7 +102,11 @@ def _flag(name: str, value: str) -> str:
         return f"--{flag}"
     if value == "False":
         return f"--no-{flag}"
-    return f"--{flag} {value.strip(chr(39) + '(),')}".rstrip()
+    value = value.strip("(),")
+    if value.startswith("'"):
+        word = value.strip("'")
+        return f"--{flag} {shlex.quote(word) if word else word}".rstrip()
+    return f"--{flag} {value.replace(', ', ' ')}".rstrip()
 
 
 def one_line(command: str, text: str) -> str:

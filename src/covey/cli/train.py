@@ -79,7 +79,7 @@ def train(args: Sequence[str]) -> int:
             )
         if not run.leads():
             return 0
-        print(ended(folder, history))
+        print("\n".join([ended(folder, history), *run.data_notes(data)]))
         if own.evaluate:
             tell_scores(folder, history.ensemble, data)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import date
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +19,18 @@ if TYPE_CHECKING:
 
 _MOST_CATEGORIES = 64  # of one column; the rarer ones share the code of unknown ones
 _LONG = 20  # characters on average, from which on values that mostly differ are sentences and not categories
+_EMPTY = "(missing)"  # the category of empty cells
 _ISO = "ISO8601"
-_DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y")
-_TIMES = ("", " %H:%M", " %H:%M:%S")
-_LIKE_A_DATE = r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}"
+_DAYS = (
+    *("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y"),
+    *("%d.%m.%y", "%m/%d/%y", "%d/%m/%y"),
+    *("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y"),
+)
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
+_LIKE_A_DATE = (
+    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{1,2}[ -][A-Za-z]{3,}[ -]\d{2,4}|[A-Za-z]{3,} \d{1,2}, \d{4}"
+)
+_MANY = 20  # values that begin with a digit, from which on they are hardly names of categories
 
 Spec = dict[str, Any]
 """How one column is encoded, as JSON holds it."""
@@ -57,10 +65,26 @@ def fit_columns(frame: pandas.DataFrame, rows: np.ndarray) -> list[Spec]:
     return columns
 
 
-def column_notes(columns: list[Spec]) -> list[str]:
-    """What a user should be told about the columns: dates that can be read in two ways."""
+def words_of(columns: list[Spec]) -> list[str]:
+    """Names of the columns whose values were words in training, and are words in new tables too.
+
+    Not truths, which pandas reads from True, true and TRUE alike.
+    """
+    named = [spec for spec in columns if spec["kind"] == "category"]
+    return [spec["name"] for spec in named if not set(spec["values"]) <= {"True", "False", _EMPTY}]
+
+
+def column_notes(frame: pandas.DataFrame | None, columns: list[Spec]) -> list[str]:
+    """What a user should be told about the columns: dates that can be read in two ways, numbers that are none."""
     notes = []
     for spec in columns:
+        if spec["kind"] == "category":
+            notes += _note_on_words(frame[spec["name"]], spec) if frame is not None else []
+        if spec["kind"] == "number" and frame is not None and _counts_rows(frame[spec["name"]]):
+            notes.append(
+                f"column {spec['name']!r} numbers the rows; if it is no measurement, leave it out "
+                f"(ignore=({spec['name']!r},))"
+            )
         if spec["kind"] == "date" and spec["also"]:
             notes.append(
                 f"column {spec['name']!r}: dates, read as {spec['format']}; every one could be {spec['also'][0]} too"
@@ -90,9 +114,9 @@ def encode(frame: pandas.DataFrame, columns: list[Spec], where: str) -> Tensor:
         try:
             pieces += _ENCODERS[spec["kind"]](frame[name], spec)
         except (ValueError, TypeError) as error:
-            expected = "numeric" if spec["kind"] == "number" else f"dates ({spec.get('format')})"
+            held = "numbers" if spec["kind"] == "number" else f"dates such as {_example(spec)!r}"
             raise DataError(
-                f"{where}: column {name!r} was {expected} in training and is not here: {error}"
+                f"{where}: column {name!r} held {held} in training, and here {_first_other(frame[name], spec)}"
             ) from error
     whole = np.concatenate(pieces, 1)
     with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and predictions say so
@@ -125,6 +149,44 @@ _ENCODERS: dict[str, Callable[[pandas.Series, Spec], list[np.ndarray]]] = {
     "date": _encode_date,
     "category": _encode_category,
 }
+
+
+def _first_other(column: pandas.Series, spec: Spec) -> str:
+    """The first value of a column that cannot be encoded, and its row."""
+    for row in range(len(column)):
+        try:
+            _ENCODERS[spec["kind"]](column.iloc[[row]], spec)
+        except (ValueError, TypeError):
+            return f"it holds {str(column.iloc[row])[:40]!r} in row {row}"
+    return "its values are of another kind"
+
+
+def _example(spec: Spec) -> str:
+    """A date as a column held it in training, the last of a year: day and month cannot be mistaken for each other."""
+    form = "%Y-%m-%d" if spec["format"] == _ISO else spec["format"]
+    middle = datetime(1970, 1, 1) + timedelta(days=spec["mean"])
+    return datetime(middle.year, 12, 31).strftime(form)
+
+
+def _note_on_words(column: pandas.Series, spec: Spec) -> list[str]:
+    """That a column of categories looks as if it were one of numbers or dates, if it does."""
+    words = _words(column.dropna()).drop_duplicates()
+    like_numbers = words.str.match(r"\W*\d")
+    if like_numbers.sum() <= max(_MANY, len(words) // 2):
+        return []
+    other = "" if like_numbers.all() else f" and not {words[~like_numbers].iloc[0][:40]!r}"
+    return [
+        f"column {spec['name']!r}: {len(spec['values'])} categories, although {like_numbers.sum()} of its {len(words)} "
+        f"values begin with a digit, such as {words[like_numbers].iloc[0][:40]!r}{other}. If they are numbers or "
+        "dates, write all in one form, without units and thousands separators, and leave cells without one empty"
+    ]
+
+
+def _counts_rows(column: pandas.Series) -> bool:
+    """Whether a column is a running number."""
+    if column.dtype.kind not in "iu" or len(column) < 3:
+        return False
+    return bool((np.diff(column.to_numpy()) == 1).all())
 
 
 def _scale(values: np.ndarray, name: str) -> Spec:
@@ -208,7 +270,7 @@ def _days(column: pandas.Series, form: str) -> np.ndarray:
 
 def _words(column: pandas.Series) -> pandas.Series:
     """A column as strings, in which a missing value is a value."""
-    return column.astype(object).where(column.notna(), "(missing)").map(str)
+    return column.astype(object).where(column.notna(), _EMPTY).map(str)
 
 
 def _check_categories(column: pandas.Series) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covey.data import pictures, table, tokens
 from covey.data.arrays import as_images, check_numbers
-from covey.data.columns import encode
+from covey.data.columns import encode, words_of
 from covey.data.container import Normalisation, Task
 from covey.data.npy import read_npy, read_npz
 from covey.data.prepared import KINDS, SEVERAL, read_prepared
@@ -89,10 +89,10 @@ def read_inputs(source: str | Path, record: dict[str, Any]) -> tuple[list[str], 
         check_file(path, "an image, a folder of images, a table or an array")
     if "tensors" in record:
         inputs = read_prepared(path, record)
-    elif path.suffix in table.SUFFIXES:
+    elif table.is_table(path):
         if not record["columns"]:
             raise DataError(f"{path} is a table, but the network was trained on inputs of shape {shape}")
-        inputs = encode(table.read_frame(path), record["columns"], str(path))
+        inputs = encode(table.read_frame(path, words_of(record["columns"])), record["columns"], str(path))
     elif path.suffix in (".npy", ".npz"):
         inputs = _array(path, record)
     elif record["columns"] and record["columns"][0]["kind"] == tokens.KIND:

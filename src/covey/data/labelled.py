@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.data import arrays, pictures, table
-from covey.data.columns import encode, is_number
+from covey.data.columns import encode, words_of
 from covey.data.container import Data, Normalisation, Split
 from covey.data.inputs import read_inputs
 from covey.data.prepared import read_answers, read_prepared
@@ -41,7 +41,7 @@ def read_labelled(source: str, record: dict[str, Any], target: str | None, *, sk
         inputs, answers, notes = _folder(path, record, skip_bad)
     else:
         check_file(path, "a folder of images, a table or an .npz file")
-        if path.suffix in table.SUFFIXES:
+        if table.is_table(path):
             inputs, answers = _table(path, record, target)
         elif path.suffix == ".npz":
             inputs, answers = read_inputs(path, record)[1], _array_answers(path, record)
@@ -79,7 +79,7 @@ def _table(path: Path, record: dict[str, Any], target: str | None) -> tuple[Tens
         raise DataError(
             f"{path} is a table, and the network was trained on inputs of shape {record['shape']}"
         )
-    frame = table.read_frame(path)
+    frame = table.read_frame(path, words_of(record["columns"]))
     if target is None or target not in frame:
         raise DataError(
             f"{path} has no column {target!r}, which the network predicts"
@@ -90,8 +90,7 @@ def _table(path: Path, record: dict[str, Any], target: str | None) -> tuple[Tens
         raise DataError(
             f"{path}: the target {target!r} is missing in {counted(int(column.isna().sum()), 'row')}; remove those"
         )
-    values = column.to_numpy() if is_number(column) else column.astype(str).to_numpy(str)
-    return encode(frame, record["columns"], str(path)), _answers(values, record, path)
+    return encode(frame, record["columns"], str(path)), _answers(table.labels_of(column), record, path)
 
 
 def _array_answers(path: Path, record: dict[str, Any]) -> Tensor:
@@ -129,8 +128,9 @@ def _answers(values: np.ndarray, record: dict[str, Any], path: Path) -> Tensor:
 
 
 def _numbered(names: list[str], record: dict[str, Any], path: Path) -> Tensor:
-    """Classes by name as the numbers that the network knows them by."""
-    known = {name: k for k, name in enumerate(record["classes"])}
+    """Classes by name as the numbers that the network knows them by; class 2 may be written 2.0."""
+    known = {name.removesuffix(".0"): k for k, name in enumerate(record["classes"])}
+    names = [name.removesuffix(".0") for name in names]
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise DataError(

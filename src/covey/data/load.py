@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ def load(
         normalisation = _normalisation(images, shape)
     else:
         normalisation = _fitting(normalisation, images.inputs, name)
-    strange = held | _out_of_distribution(ood, shape, columns, folder, ask)
+    strange = held | out_of_distribution(ood, {"shape": list(shape), "columns": columns}, root, ask)
     data = Data(
         parts["train"],
         parts["validation"],
@@ -140,7 +141,7 @@ def load(
         "taken_from": {part: origin for part, (origin, _) in rows.items()},
         "held_out": [str(h) for h in held_out],
         "columns": columns,
-        "notes": [*raw.notes, *column_notes(columns)],
+        "notes": [*raw.notes, *column_notes(raw.frame, columns)],
     }
     return replace(data, record={**_described(data), **chosen})
 
@@ -156,18 +157,31 @@ def _encoded(
     return columns, encode(frame, columns, name)
 
 
-def _out_of_distribution(
-    names: tuple[str, ...], shape: tuple[int, ...], columns: list[dict[str, Any]], folder: Path, ask: Asked
+def out_of_distribution(
+    names: Sequence[str], record: dict[str, Any], root: str | Path | None = None, ask: Asked | None = None
 ) -> dict[str, Tensor]:
-    """Inputs of other sets, known ones or the user's own, in this one's shape."""
-    about = {"shape": list(shape), "columns": columns}
-    found = {}
+    """Inputs of other sets, known ones or the user's own, as those of the data with this record.
+
+    Args:
+        names: of known sets, or paths.
+        record: `Data.record` of the training data; its shape and columns say what inputs look like.
+        root: where known sets are kept.
+        ask: what else is wanted from a reader of known sets.
+    """
+    found: dict[str, Tensor] = {}
     for name in names:
-        if name not in KNOWN and Path(name).expanduser().exists():
-            found[Path(name).name] = read_inputs(name, about)[1]
+        # Tensors that fit was given were prepared in a way that is not known, so known sets cannot be.
+        own = "tensors" in record or (name not in KNOWN and Path(name).expanduser().exists())
+        called = Path(name).name if own else name
+        if called in found:
+            raise DataError(
+                f"two out-of-distribution sets are called {called!r}; rename one, or leave it out"
+            )
+        if own:
+            found[called] = read_inputs(name, record)[1]
         else:
-            other = read_known(name, folder, replace(ask, parts=("test",)))
-            found[name] = like(_test_inputs(other, name), shape, name)
+            other = read_known(name, data_folder(root), replace(ask or Asked(), parts=("test",)))
+            found[called] = like(_test_inputs(other, name), tuple(record["shape"]), name)
     return found
 
 
@@ -205,7 +219,7 @@ def _chosen(name: str, folder: Path, ask: Asked) -> Raw:
         return read_known(name, folder, ask)
     if not path.exists():
         return read_known(name, folder, ask)  # which says what is known
-    _check_asked(name, ask, is_table=path.suffix in table.SUFFIXES, is_folder=path.is_dir())
+    _check_asked(name, ask, is_table=table.is_table(path), is_folder=path.is_dir())
     return _read_own(path, ask)
 
 
@@ -215,7 +229,8 @@ def _check_asked(
     """Refuse options that mean nothing for these data; what would be left unused was meant for others."""
     if ask.target is not None and not is_table:
         raise DataError(
-            f"{name}: a target is a column of a table of your own, and this is none; leave it out (--target)"
+            f"{name}: a target is a column of a table of your own ({', '.join(sorted(table.SUFFIXES))}), and this is "
+            "none; leave it out (--target)"
         )
     if ask.image_size is not None and not is_folder:
         raise DataError(f"{name}: an image size is for folders of images; leave it out (--image-size)")
@@ -243,7 +258,7 @@ def _read_own(path: Path, ask: Asked) -> Raw:
     if path.is_dir():
         return pictures.read_folder(path, ask.image_size, skip_bad=ask.skip_bad)
     check_file(path, "a folder of images, a table, arrays or a text")
-    if path.suffix in table.SUFFIXES:
+    if table.is_table(path):
         raw = table.read_table(path, ask.target, ask.task, ask.ignore)
         return raw if ask.tokenizer is None else table.texts_of(raw, ask.text, str(path))
     if path.suffix == ".npz":
@@ -318,6 +333,12 @@ def _fitting(given: Normalisation, images: Tensor, name: str) -> Normalisation:
         raise DataError(
             f"{name}: the images have {channels} channels; mean and deviation (--image-mean, --image-std) have as many "
             f"numbers or one, got {len(given.mean)} and {len(given.std)}"
+        )
+    if min(given.mean) < 0 or max(*given.mean, *given.std) > 1:
+        numbers = " ".join(f"{value:g}" for value in (*given.mean, *given.std))
+        raise DataError(
+            f"{name}: mean and deviation (--image-mean, --image-std) are of intensities from 0 to 1; got {numbers}. "
+            "Divide those of intensities from 0 to 255 by 255"
         )
     if images.dtype != torch.uint8 and (images.min() < 0 or images.max() > 1):
         raise DataError(

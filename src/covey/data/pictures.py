@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,7 @@ from covey.data.raw import Raw
 from covey.errors import DataError
 from covey.extras import load
 from covey.files import is_ordinary
-
-_log = logging.getLogger("covey")
+from covey.tables import counted
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 MOST_PIXELS = 89_478_485  # where Pillow begins to warn: a quarter of a GiB in three channels
@@ -28,6 +26,8 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 Size = int | tuple[int, ...] | None
 _NAMED = 10  # images in a message
 _MODES = {1: "L", 3: "RGB"}
+_PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_PARTS |= dict.fromkeys(("val", "valid", "validation"), "validation")
 
 
 def read_images(paths: Sequence[Path], *, size: Size = None, channels: int | None = None) -> Tensor:
@@ -93,7 +93,7 @@ def _check_alike(paths: Sequence[Path], arrays: Sequence[np.ndarray]) -> None:
         if array.shape[0] != first[0]:
             raise DataError(
                 f"mixed channel counts: {paths[0]} has {first[0]}, {path} has {array.shape[0]}; give "
-                "image_size=(3, H, W) to make all colour or (1, H, W) to make all grey"
+                "image_size=(3, H, W) to make all colour, or image_size=(1, H, W) to make all grey"
             )
         if array.shape != first:
             raise DataError(
@@ -160,23 +160,25 @@ def read_folder(folder: Path, size: Size, *, skip_bad: bool = False) -> Raw:
         size: as for `read_images`.
         skip_bad: go on without images that cannot be read, and note which.
     """
-    names = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
-    present = {names[p.name]: p for p in sorted(folder.iterdir()) if p.is_dir() and p.name in names}
-    notes: list[str] = []
-    if "train" not in present:
-        present = {"train": folder}
-    elif "validation" in present and "test" not in present:
-        present["test"] = present.pop("validation")
-        notes.append(
-            f"{present['test'].name}/ is the test set, for want of one; validation comes from train/"
+    present, notes = _parts(folder)
+    classes: list[str] = []
+    empty: list[str] = []
+    for name in _class_folders(present["train"]):
+        (classes if image_files(present["train"] / name) else empty).append(name)
+    if not classes:
+        raise DataError(
+            f"{present['train']} holds no images below its class folders ({', '.join(empty[:5])}, ...); "
+            f"{', '.join(sorted(SUFFIXES))} are read"
         )
-    classes = _class_folders(present["train"])
+    if empty:
+        notes.append(f"class folders without images, which are no classes: {', '.join(empty[:_NAMED])}")
     files: dict[str, list[Path]] = {}
     labels: dict[str, list[int]] = {}
     for part, place in present.items():
-        if unknown := sorted(set(_class_folders(place)) - set(classes)):
+        notes += _note_on_others(place)
+        if unknown := sorted(set(_class_folders(place)) - {*classes, *empty}):
             raise DataError(f"{place} has classes that {present['train']} has not: {', '.join(unknown[:5])}")
-        found = [(path, k) for k, name in enumerate(classes) for path in _images(place / name)]
+        found = [(path, k) for k, name in enumerate(classes) for path in image_files(place / name)]
         if not found:
             raise DataError(
                 f"{place} holds no images below its class folders ({', '.join(classes[:5])}, ...)"
@@ -191,9 +193,49 @@ def read_folder(folder: Path, size: Size, *, skip_bad: bool = False) -> Raw:
         )
     if bad:
         notes.append(f"skipped, {_listed(paths, bad)}")
-        _log.warning("%s", notes[-1])
     parts = _dealt(images, labels, bad)
-    return Raw(parts, "classification", classes, notes=tuple(notes))
+    return Raw(parts, "classification", tuple(classes), notes=tuple(notes))
+
+
+def _parts(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """Where the class folders of each part are, and what a user should be told of that."""
+    present: dict[str, Path] = {}
+    others = []
+    for place in _folders(folder):
+        part = _PARTS.get(place.name.lower())
+        if part is None:
+            others.append(place.name)
+        elif part in present:
+            raise DataError(
+                f"{present[part]} and {place} are both called like the {part} part; rename or remove one"
+            )
+        else:
+            present[part] = place
+    if "train" not in present:
+        if len(present) > 1 and not others:
+            named = " and ".join(f"{place.name}/" for place in present.values())
+            raise DataError(f"{folder} has {named}, but no train/ to train on")
+        return {"train": folder}, []
+    notes = []
+    if others:
+        notes.append(
+            f"folders beside {present['train'].name}/ that are not read: {', '.join(others[:_NAMED])}"
+        )
+    if "validation" in present and "test" not in present:
+        present["test"] = present.pop("validation")
+        notes.append(
+            f"{present['test'].name}/ is the test set, for want of one; validation comes from train/"
+        )
+    return present, notes
+
+
+def _note_on_others(place: Path) -> list[str]:
+    """That files in class folders are not called like images, if there are any."""
+    inside = [path for folder in _folders(place) for path in _visible(folder)]
+    others = [path for path in inside if path.suffix.lower() not in SUFFIXES]
+    if not others:
+        return []
+    return [f"{counted(len(others), 'file')} not called like an image and not read, such as {others[0]}"]
 
 
 def _dealt(images: Tensor, labels: dict[str, list[int]], bad: Collection[int]) -> dict[str, Split]:
@@ -211,19 +253,27 @@ def _dealt(images: Tensor, labels: dict[str, list[int]], bad: Collection[int]) -
 
 
 def _class_folders(place: Path) -> tuple[str, ...]:
-    found = tuple(sorted(p.name for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    found = tuple(folder.name for folder in _folders(place))
     if not found:
         what = "holds images but no class folders" if image_files(place) else "has no class folders"
         raise DataError(f"{place} {what}; expected {place}/CLASS/IMAGE, with one folder for each class")
     return found
 
 
-def _images(place: Path) -> list[Path]:
-    if not place.is_dir():
-        return []
-    return sorted(p for p in image_files(place) if not p.name.startswith("."))
+def _folders(place: Path) -> list[Path]:
+    return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def image_files(place: Path) -> list[Path]:
     """Whatever is called like an image anywhere below a folder, in order; folders may be called so too."""
-    return sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_dir())
+    return [path for path in _visible(place) if path.suffix.lower() in SUFFIXES]
+
+
+def _visible(place: Path) -> list[Path]:
+    """The files anywhere below a folder, without hidden ones, such as those that macOS puts beside images."""
+    found = []
+    for path in sorted(place.rglob("*")):
+        hidden = any(name.startswith(".") for name in path.relative_to(place).parts)
+        if not hidden and not path.is_dir():
+            found.append(path)
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,18 +26,30 @@ if TYPE_CHECKING:
 
 SUFFIXES = {".csv", ".tsv", ".parquet", ".pq"}
 _SEPARATORS = (",", ";", "\t", "|")
+_MISSING = "?"  # what tables of the UCI repository write; pandas knows the usual words, such as NA
+_FEW = 20  # whole numbers that may be classes, and words that may all differ
 _DECIMAL_COMMA = r"\s*[+-]?\d+(,\d+)?\s*"
 
 
-def read_frame(path: Path) -> pandas.DataFrame:
-    """A CSV, TSV or Parquet file as a table."""
+def is_table(path: Path) -> bool:
+    """Whether a file is called like a table."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def read_frame(path: Path, words: Sequence[str] = ()) -> pandas.DataFrame:
+    """A CSV, TSV or Parquet file as a table.
+
+    Args:
+        path: of the file.
+        words: columns of a text file that hold words, even where they look like numbers: 01 is not 1.
+    """
     pandas = load("pandas")
 
     try:
-        if path.suffix in (".parquet", ".pq"):
+        if path.suffix.lower() in (".parquet", ".pq"):
             frame = pandas.read_parquet(path)
         else:
-            frame = _read_text(path)
+            frame = _read_text(path, words)
     except UnicodeDecodeError as error:
         raise DataError(
             f"cannot read the table {path}: byte {error.start} ({error.object[error.start]:#x}) is not UTF-8; save the "
@@ -44,7 +57,7 @@ def read_frame(path: Path) -> pandas.DataFrame:
         ) from error
     except Exception as error:  # pandas and pyarrow stumble over damaged files in many ways
         raise DataError(f"cannot read the table {path}: {_in_words(error)}") from error
-    frame.columns = [str(name) for name in frame.columns]
+    frame.columns = [str(name).strip() for name in frame.columns]
     if frame.columns.has_duplicates:
         raise DataError(f"{path}: two columns are called {frame.columns[frame.columns.duplicated()][0]!r}")
     return frame
@@ -55,19 +68,32 @@ def _in_words(error: Exception) -> str:
     said = str(error)
     if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", said):
         return f"line {found[2]} has {found[3]} values where there are {found[1]} columns; mend or remove it"
+    if "Length of header" in said:
+        return "its rows have more values than its first line has names; name every column there"
     if "No columns to parse" in said:
         return "it is empty"
     return said
 
 
-def _read_text(path: Path) -> pandas.DataFrame:
+def _read_text(path: Path, words: Sequence[str]) -> pandas.DataFrame:
     """A text file of columns, whatever separates them."""
     pandas = load("pandas")
 
-    separator = "\t" if path.suffix == ".tsv" else _separator(path)
-    frame = pandas.read_csv(path, sep=separator)
-    if separator != "," and any(_has_decimal_commas(frame[name]) for name in frame):
-        frame = pandas.read_csv(path, sep=separator, decimal=",")
+    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)  # about values that it leaves out
+        frame = pandas.read_csv(
+            path,
+            sep=separator,
+            index_col=False,  # else it takes the first value of a row that is too long for the row's name
+            dtype=dict.fromkeys(words, str),
+            na_values=[_MISSING],
+            skipinitialspace=separator != "\t",
+            low_memory=False,  # else a long column of numbers and words would be both
+        )
+    for name in frame:
+        if separator != "," and name not in words and _has_decimal_commas(frame[name]):
+            frame[name] = pandas.to_numeric(frame[name].str.replace(",", "."))
     return frame
 
 
@@ -99,6 +125,8 @@ def read_table(path: Path, target: str | None, task: Task | None, ignore: Sequen
         task: where it should not be found out from the target.
         ignore: columns to leave out.
     """
+    if task not in (None, "classification", "regression"):
+        raise DataError(f"{path}: a table is for classification or regression; got task={task!r}")
     frame = read_frame(path)
     if target is None:
         raise DataError(
@@ -134,8 +162,7 @@ def read_table(path: Path, target: str | None, task: Task | None, ignore: Sequen
                 f"{path}: the target {target!r} is not numeric, so it cannot be regressed on"
             ) from error
         return Raw({"train": Split(rows, values)}, "regression", frame=frame, notes=tuple(notes))
-    labels = column.to_numpy() if is_number(column) else column.astype(str).to_numpy(str)
-    numbers, classes = class_numbers(labels)
+    numbers, classes = class_numbers(labels_of(column))
     return Raw({"train": Split(rows, numbers)}, "classification", classes, frame, tuple(notes))
 
 
@@ -156,6 +183,7 @@ def texts_of(raw: Raw, column: str | None, where: str) -> Raw:
 def _detect(column: pandas.Series) -> tuple[Task, str]:
     """Whether a target is a class or a number, and why."""
     if not is_number(column):
+        _check_classes(column)
         return "classification", "since it is not numeric"
     values = column.to_numpy(np.float64)
     distinct = len(np.unique(values))
@@ -163,12 +191,30 @@ def _detect(column: pandas.Series) -> tuple[Task, str]:
         return "regression", "but it is constant"
     if column.dtype.kind == "b" or distinct == 2:
         return "classification", "since it has two values"
-    if np.array_equal(values, np.round(values)) and distinct <= min(20, len(values) // 10):
+    if np.array_equal(values, np.round(values)) and distinct <= min(_FEW, len(values) // 10):
         return (
             "classification",
             f"since it has {distinct} whole values only (say task='regression' if it is a number)",
         )
     return "regression", f"since it has {distinct} distinct numbers"
+
+
+def labels_of(column: pandas.Series) -> np.ndarray:
+    """A target's classes as they are written, without spaces around them."""
+    if is_number(column):
+        return column.to_numpy()
+    return column.astype(str).str.strip().to_numpy(str)
+
+
+def _check_classes(column: pandas.Series) -> None:
+    """Refuse words that mostly differ, of which there would be as many classes as samples."""
+    distinct = column.nunique()
+    if distinct > max(_FEW, len(column) // 2):
+        raise DataError(
+            f"the target {column.name!r} is not numeric, and {distinct} of its {len(column)} values differ, the first "
+            f"is {str(column.iloc[0])[:40]!r}: too many for classes. If it is a number, write it without units, "
+            "currencies and thousands separators"
+        )
 
 
 def _listed(frame: pandas.DataFrame) -> str:

@@ -90,6 +90,8 @@ def compare(
         baseline: the name that the others are compared with; the first with one member if None.
     """
     chosen = _named(methods)
+    if isinstance(seeds, int):
+        raise OptionError(f"seeds is a list of them, such as range({seeds}); got {seeds}.")
     if not chosen or not seeds:
         raise OptionError("compare needs at least one method and one seed.")
     if baseline is not None and baseline not in chosen:

@@ -114,6 +114,10 @@ def held_out(
         found = replace(found, task=task)
     if validation is not None:
         found = replace(found, validation=_checked(samples(validation, "validation"), "validation"))
+    if ood is not None and not isinstance(ood, Mapping):
+        raise EvaluationError(
+            f"ood: expected a dict of inputs by the names of their sets, such as {{'far': X}}, got {type(ood).__name__}"
+        )
     if ood:
         sets = dict(found.ood)
         for name, given in ood.items():

@@ -29,7 +29,7 @@ from covey.train.launching import launched
 from covey.train.longer import with_more_epochs
 from covey.train.optimizer import carry, make_schedule, set_lr
 from covey.train.own import Own
-from covey.train.prepare import check_state, has_validation, make_job
+from covey.train.prepare import check_kinds, check_state, has_validation, make_job
 from covey.train.recipe import Machine, Recipe
 from covey.train.settling import settle
 from covey.train.state import Job, State
@@ -88,6 +88,7 @@ def fit(
         The history of the run, with the trained ensemble.
     """
     recipe, machine = recipe or Recipe(), machine or Machine()
+    check_kinds(network, recipe, machine)
     data = adapt(data)
     own = Own(loss, optimizer, schedule, callbacks)
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+_log = logging.getLogger("covey")
+
+
 @contextmanager
 def launched(machine: Machine) -> Iterator[Fabric | Alone]:
     """Start the processes, if there are to be several, and make numbers repeatable."""
@@ -27,6 +31,13 @@ def launched(machine: Machine) -> Iterator[Fabric | Alone]:
         load("tqdm")  # said now rather than after the ensemble is built
     _check_accelerator(machine.accelerator)
     _check_launched(machine)
+    cores = os.cpu_count() or 1
+    if machine.threads is not None and machine.threads > cores:
+        _log.warning(
+            "threads=%d is more than the %d cores of this machine, which makes it slow",
+            machine.threads,
+            cores,
+        )
     if machine.threads is not None:
         torch.set_num_threads(machine.threads)
     steady()

@@ -33,6 +33,11 @@ class Own:
                     f"{name} is a function of your own; got {value!r}. Those that covey has are chosen in "
                     f"Recipe({name}=...)."
                 )
+        if isinstance(self.loss, type):
+            raise OptionError(
+                f"loss is a function of outputs and targets, and {self.loss.__name__} is a class: give "
+                f"{self.loss.__name__}()."
+            )
         check_callbacks(self.callbacks)
         if self.loss is None:
             return

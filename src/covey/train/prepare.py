@@ -109,10 +109,19 @@ def make_job(
     )
 
 
+def check_kinds(network: Any, recipe: Any, machine: Any) -> None:
+    """Refuse arguments that have changed places, and a dict or a word where a recipe or a machine is expected."""
+    given = network if isinstance(network, list | tuple) else [network]
+    if not given or not all(isinstance(each, nn.Module) for each in given):
+        made = ": call it first, and give what it returns" if callable(network) else ""
+        raise OptionError(f"network is a torch.nn.Module or an ensemble; got {type(network).__name__}{made}.")
+    for name, value, kind in (("recipe", recipe, Recipe), ("machine", machine, Machine)):
+        if not isinstance(value, kind):
+            raise OptionError(f"{name} is a covey.{kind.__name__}(...); got {value!r}.")
+
+
 def _check_networks(network: Any, given: Sequence[nn.Module], method: Any) -> None:
-    """Refuse what is no network, and networks that do not go with the method."""
-    if isinstance(given, str) or not given or not all(isinstance(net, nn.Module) for net in given):
-        raise OptionError(f"network is a torch.nn.Module or an ensemble; got {type(network).__name__}.")
+    """Refuse networks that do not go with the method."""
     if len(given) > 1 and method is None:
         raise OptionError(f"{len(given)} networks were given, which only method= can make an ensemble of.")
     if isinstance(network, Ensemble) and method is not None:

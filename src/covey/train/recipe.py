@@ -104,6 +104,10 @@ class Recipe:
                 f"quantiles have a loss of their own, the pinball loss; leave out loss={self.loss!r}.",
                 setting="quantiles",
             )
+        if not isinstance(self.schedule, Schedule):
+            raise OptionError(f"schedule is a covey.Schedule(kind=...); got {self.schedule!r}.")
+        if not isinstance(self.augment, Augment):
+            raise OptionError(f"augment is a covey.data.Augment(...); got {self.augment!r}.")
         for name in ("epochs", "batch", "accumulate", "member_chunk", "patience", "checkpoint"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))

@@ -33,11 +33,28 @@ def check_settings(path: Path, stored: dict[str, Any], now: dict[str, Any]) -> N
     for part in now:
         # A setting of the recipe is known by its own name, to users of the command line too.
         where = "" if part == "recipe" else part
-        found = _difference(where, stored.get(part, {}), now[part], defaults.get(part))
+        if part == "method":
+            found = _other_method(stored.get(part), now[part])
+        else:
+            found = _difference(where, stored.get(part, {}), now[part], defaults.get(part))
         if found is not None:
             raise StoreError(
                 f"{path} was written with other settings: {found}. Resume with the same, or start in another folder."
             )
+
+
+def _other_method(stored: Any, now: str) -> str | None:
+    """How two methods differ, which are known by their descriptions: of one with other options, those alone."""
+    if stored == now:
+        return None
+    kind, _, options = str(stored).rstrip(")").partition("(")
+    kind_now, _, options_now = now.rstrip(")").partition("(")
+    before, after = options.split(", "), options_now.split(", ")
+    if kind != kind_now or len(before) != len(after):
+        return f"method was {stored} and is {now}"
+    pairs = [(was, is_now) for was, is_now in zip(before, after, strict=True) if was != is_now]
+    was, is_now = (", ".join(side) for side in zip(*pairs, strict=True))
+    return f"method was {kind}({was}) and is {kind}({is_now})"
 
 
 def _difference(where: str, stored: Any, now: Any, default: Any) -> str | None:

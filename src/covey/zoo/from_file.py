@@ -139,8 +139,8 @@ def _arguments(
             if key in found and parameter.kind is not parameter.POSITIONAL_ONLY:
                 continue
             raise OptionError(
-                f"{name} needs {key!r}, which covey does not know: it passes {', '.join(known)} where a parameter has "
-                f"that name. Give it a default, or a value with --network-option {key}=..."
+                f"{name} needs {key!r}, which covey does not know: it passes {', '.join(map(repr, known))} where a "
+                f"parameter has that name. Give it a default, or a value with --network-option {key}=..."
             )
     return found
 
