@@ -116,7 +116,8 @@ class _Trial:
         self.ensemble.train(mode)
         # Dropout on the inputs of updates draws numbers that a member's plain network has no use for.
         for part in self.ensemble.parts.values():
-            part.eval()
+            if part.draws:
+                part.eval()
         self.plain = {k: self.ensemble.member(k) for k in self.members}
         probe = self.ensemble.member(self.members[0])
         before = kept_tensors(probe)

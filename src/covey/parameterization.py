@@ -34,6 +34,7 @@ class Parameterization(nn.Module):
     varies: bool = True
     gamma: float = 1.0  # factor of the gradient of theta
     acts: bool = False  # whether `acting` gives weights that act on activations without being made
+    draws: bool = False  # whether weights that act draw random numbers in training, as dropout does
     recomputes: bool = (
         False  # whether acting is there to save memory: in a loop only, and even where it takes longer
     )

@@ -68,6 +68,7 @@ class LowRankUpdate(Parameterization):
         self.a, self.b = Tensors(_parameters(a)), Tensors(_parameters(b))
         self.r, self.s = Tensors(_parameters(r or {})), Tensors(_parameters(s or {}))
         self.scaling, self.dropout, self.base, self.gamma = scaling, dropout, base, gamma
+        self.draws = dropout > 0
 
     @property
     def shares_update(self) -> bool:
