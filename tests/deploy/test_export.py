@@ -357,3 +357,28 @@ def test_a_precision_that_is_named_in_the_network_is_refused(tmp_path: Path) -> 
     ):
         covey.export(ensemble, tmp_path / "a.onnx", x)
     assert not list(tmp_path.iterdir())
+
+
+class OwnMean(nn.Module):
+    """A network with operations, and arguments, that are called as a regression's outputs are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(2, 4, 3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, mean: Tensor, std: Tensor) -> Tensor:
+        features = self.convolution(mean)
+        return self.head(features.mean(2) + std[:, None] * features.std(2))
+
+
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_names_of_outputs_inside_the_network(task: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, scale = torch.randn(4, 2, 8), torch.rand(4)
+    ensemble = covey.convert(OwnMean(), covey.BatchEnsemble(members=2), example=(x, scale), task=task).eval()
+    covey.export(ensemble, tmp_path / "a.onnx", (x, scale), members=True)
+    deployed = DeployedEnsemble(tmp_path / "a.onnx")
+    assert list(deployed.about["inputs"]) == ["input_mean", "input_std"]
+    with torch.no_grad():
+        assert_close(deployed(x.numpy(), scale.numpy()), named(ensemble.predict(x, scale)))

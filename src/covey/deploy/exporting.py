@@ -147,7 +147,7 @@ def export(
     ensemble, example, precision = _in_float32(ensemble, example)
     settings = _Settings(kind, members, weights, record, int8, int8_limit, tolerance, seed)
     with ensemble.evaluating(), torch.no_grad():
-        given = Example.of(ensemble.skeleton(), example)
+        given = _named_apart(Example.of(ensemble.skeleton(), example))
         check_answers(ensemble, given)
         written = _with_any_length(ensemble, path, given, settings) or _written(
             ensemble, path, given, settings
@@ -208,9 +208,15 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
     return Exported(path, path.stat().st_size, outputs, far, quantised, lengths=lengths)
 
 
+def _named_apart(example: Example) -> Example:
+    """The same, whose inputs have no output's name: in a file, a name stands for one tensor."""
+    names = [f"input_{name}" if name in metadata.MEANING else name for name in example.names]
+    return replace(example, names=tuple(names))
+
+
 def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.ndarray]:
     """Calibration inputs as arrays, in the order of the example's."""
-    given = Example.of(ensemble.skeleton(), inputs)
+    given = _named_apart(Example.of(ensemble.skeleton(), inputs))
     found = dict(zip(given.names, given.tensors, strict=True))
     if found.keys() != set(example.names):
         raise OptionError(
@@ -330,6 +336,7 @@ def _translated(program: ExportedProgram, about: Mapping[str, Any]) -> Any:
                 f"ONNX has no words for this network: {_cause(error)}. Write it as to='pt2' instead, or fuse it."
             ) from error
     assert found is not None
+    _name_apart(found.model.graph)
     return found.model_proto
 
 
@@ -340,6 +347,15 @@ def _sort_as_onnx_does(graph: Graph) -> None:
         node.target = torch.ops.aten.sort.default
         node.args = (node.args[0], given.get("dim", -1), given.get("descending", False))
         node.kwargs = {}
+
+
+def _name_apart(graph: Any) -> None:
+    """Rename tensors inside the graph that have an output's name, which torch gives to a network's own mean too."""
+    names = {output.name for output in graph.outputs}
+    for node in graph.all_nodes():
+        for tensor in node.outputs:
+            if tensor.name in names and not tensor.is_graph_output():
+                tensor.name = f"{tensor.name}_inside"
 
 
 def _cause(error: BaseException) -> str:
