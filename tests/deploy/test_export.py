@@ -297,6 +297,13 @@ def test_a_file_that_is_not_coveys(deployed: tuple[covey.Ensemble, Path, Tensor]
         DeployedEnsemble(tmp_path / "other.onnx")
 
 
+def test_metadata_that_are_no_text(deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path) -> None:
+    content = deployed[1].read_bytes()
+    (tmp_path / "damaged.onnx").write_bytes(content.replace(b'"format"', b'"form\xbat"'))
+    with pytest.raises(covey.CoveyError, match="is damaged: its metadata are no text"):
+        DeployedEnsemble(tmp_path / "damaged.onnx")
+
+
 class Recurrent(nn.Module):
     """Answers from the last state of a layer that reads a sequence."""
 
