@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -146,7 +146,9 @@ def test_a_student_with_other_outputs(teacher: covey.Ensemble) -> None:
         covey.distill(teacher, network(5), samples(32), RECIPE, machine=QUIET)
 
 
-@pytest.mark.parametrize(("task", "right", "wrong"), [("regression", 1, 2), ("gaussian", 2, 1), ("gaussian", 2, 4)])
+@pytest.mark.parametrize(
+    ("task", "right", "wrong"), [("regression", 1, 2), ("gaussian", 2, 1), ("gaussian", 2, 4)]
+)
 def test_a_student_of_numbers_with_other_outputs(task: Any, right: int, wrong: int) -> None:
     x, _ = samples(32)
     ens = covey.convert(network(right), covey.DeepEnsemble(members=2), example=x, task=task)

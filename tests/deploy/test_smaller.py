@@ -175,9 +175,7 @@ def test_soup_of_a_regression(task: Any) -> None:
     x, _ = blobs(40)
     y = x[:, :1] * 2
     outputs = 2 if task == "gaussian" else 1
-    ens = covey.convert(
-        nn.Linear(x.shape[1], outputs), covey.DeepEnsemble(members=3), example=x, task=task
-    )
+    ens = covey.convert(nn.Linear(x.shape[1], outputs), covey.DeepEnsemble(members=3), example=x, task=task)
     made = covey.soup(ens, (x, y), score="rmse")
     error = (made.network(x)[:, :1] - y).square().mean().sqrt().item()
     assert made.value == pytest.approx(error, rel=1e-5)

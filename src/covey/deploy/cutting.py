@@ -95,7 +95,9 @@ def _keeps_channels(user: Node, node: Node, axis: int) -> bool:
         return False
     before = node.meta["val"].shape
     if user.target in _POOLS:
-        return len(before) - _POOLS[user.target] > axis  # (B, C) is one image to a pool, which then mixes channels
+        return (
+            len(before) - _POOLS[user.target] > axis
+        )  # (B, C) is one image to a pool, which then mixes channels
     if user.target is _aten.mean.dim:
         dims = [dim % len(before) for dim in argument(user, 1)]
         return min(dims) > axis

@@ -163,8 +163,8 @@ def _sure(targets: Tensor, classes: int) -> Tensor:
     """True labels as probabilities."""
     if targets.min() < 0 or targets.max() >= classes:
         raise DataError(
-            f"labels range from {targets.min()} to {targets.max()}, and the teacher knows the classes 0 to {classes - 1}: "
-            "truth= mixes labels in, so give labels of its classes or leave it at 0."
+            f"labels range from {targets.min()} to {targets.max()}, and the teacher knows the classes 0 to "
+            f"{classes - 1}: truth= mixes labels in, so give labels of its classes or leave it at 0."
         )
     return F.one_hot(targets.long(), classes).float()
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph
 
+from covey.data.inputs import check_record
 from covey.deploy import metadata
 from covey.deploy.file_checks import OF_MEMBERS, answered, check_batches, check_equal_to, check_lengths
 from covey.deploy.fusing import (
@@ -29,7 +30,7 @@ from covey.deploy.fusing import (
 )
 from covey.deploy.int8 import Quantised, quantise
 from covey.deploy.joining import join
-from covey.deploy.session import open_session, results
+from covey.deploy.session import fits, open_session, results
 from covey.deploy.simplify import merge_equal, without_copies
 from covey.deploy.tracing import Example, quiet
 from covey.ensemble import Ensemble
@@ -186,6 +187,7 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
     random = is_random(ensemble, given)
     expected = answered(ensemble, given)
     outputs = tuple(_outputs(module))
+    _check_record(settings.record, given, expected)
     described = metadata.describe(ensemble, given, outputs, settings.record, random, settings.weights)
     with whole(path) as draft:
         program = _program(module, given)
@@ -206,6 +208,23 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
                 draft.write_bytes(twin.read_bytes())
     lengths: Lengths | None = "any" if given.any_length else max(given.lengths, default=None)
     return Exported(path, path.stat().st_size, outputs, far, quantised, lengths=lengths)
+
+
+def _check_record(record: Mapping[str, Any] | None, given: Example, expected: Mapping[str, Tensor]) -> None:
+    """Refuse the record of other data than the ensemble's: whoever opens the file would find it contradicts itself."""
+    if record is None:
+        return
+    check_record(record, "record")
+    if len(given.tensors) == 1 and not fits(record["shape"], given.shape(given.tensors[0])[1:]):
+        raise OptionError(
+            f"record= is of data with inputs of shape {tuple(record['shape'])}, and the example's have "
+            f"{tuple(given.tensors[0].shape[1:])}; give the record of the data that the ensemble was trained on."
+        )
+    if "probs" in expected and expected["probs"].shape[-1] < len(record["classes"]):
+        raise OptionError(
+            f"record= names {len(record['classes'])} classes, and the ensemble has {expected['probs'].shape[-1]} "
+            "outputs; give the record of the data that it was trained on."
+        )
 
 
 def _named_apart(example: Example) -> Example:
