@@ -114,9 +114,8 @@ class _Answers(nn.Module):
         found = self.deployed(x.numpy())
         if "probs" in found:
             logits = torch.from_numpy(found["probs"]).clamp_min(1e-30).log()
-            return (
-                logits.movedim(-1, 1) if logits.ndim == 4 else logits
-            )  # of pixels, networks give classes first
+            # of pixels, networks give classes first
+            return logits.movedim(-1, 1) if logits.ndim == 4 else logits
         return torch.from_numpy(found["mean"] if "mean" in found else found["quantiles"])
 
 

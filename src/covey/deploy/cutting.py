@@ -95,9 +95,8 @@ def _keeps_channels(user: Node, node: Node, axis: int) -> bool:
         return False
     before = node.meta["val"].shape
     if user.target in _POOLS:
-        return (
-            len(before) - _POOLS[user.target] > axis
-        )  # (B, C) is one image to a pool, which then mixes channels
+        # (B, C) is one image of B channels to a pool, which then mixes features
+        return len(before) - _POOLS[user.target] > axis
     if user.target is _aten.mean.dim:
         dims = [dim % len(before) for dim in argument(user, 1)]
         return min(dims) > axis
