@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 import covey
+from covey.cli.deploy import cost_of_int8
 from covey.cli.main import main
 from covey.cli.reading import read_data, read_ensemble, read_network
+from covey.data import Split
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main([*words, "--folder", str(folder)]) == 0
     yield folder
     warnings.showwarning = show
+
+
+def test_int8_costs_of_a_segmentation_are_those_of_its_pixels(tmp_path: Path) -> None:
+    data = covey.data.load("shapes")
+    network = covey.zoo.create("unet", channels=3, classes=4, width=4, levels=1)
+    inputs, targets = data.prepare(data.test.inputs[:8]), data.test.targets[:8]
+    ensemble = covey.convert(network, covey.BatchEnsemble(members=2), example=inputs, class_dim=1).eval()
+    covey.export(ensemble, tmp_path / "a.onnx", inputs, record=data.record)
+    few = replace(data, test=Split(data.test.inputs[:8], targets))
+    told = cost_of_int8(tmp_path / "a.onnx", tmp_path / "a.onnx", few)
+    right = ensemble.predict(inputs).label == targets
+    accuracy = right[targets != 255].double().mean().item()
+    assert f"{accuracy:.4f}" in told
 
 
 def table(text: str) -> list[dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,7 @@ def test_the_divergence_of_gaussians_is_torchs() -> None:
         (lambda x, y: (x, y.float() + 0.5), {}, OptionError, "the data are for regression"),
         (lambda x, y: (x, y), {"temperature": 0.0}, OptionError, "temperature"),
         (lambda x, y: (x, y), {"truth": 2.0}, OptionError, "truth"),
+        (lambda x, y: (x, y + 3), {"truth": 0.5}, DataError, "the teacher knows the classes 0 to 2"),
     ],
 )
 def test_mistakes_are_told(
@@ -142,6 +144,21 @@ def test_mistakes_are_told(
 def test_a_student_with_other_outputs(teacher: covey.Ensemble) -> None:
     with pytest.raises(OptionError, match="the student gives 5 outputs per sample and the teacher 3"):
         covey.distill(teacher, network(5), samples(32), RECIPE, machine=QUIET)
+
+
+@pytest.mark.parametrize(
+    ("task", "right", "wrong"), [("regression", 1, 2), ("gaussian", 2, 1), ("gaussian", 2, 4)]
+)
+def test_a_student_of_numbers_with_other_outputs(task: Any, right: int, wrong: int) -> None:
+    x, _ = samples(32)
+    ens = covey.convert(network(right), covey.DeepEnsemble(members=2), example=x, task=task)
+    with pytest.raises(OptionError, match=f"gives {wrong} outputs per sample and the teacher {right}"):
+        covey.distill(ens, network(wrong), (x, x[:, :1]), RECIPE, machine=QUIET)
+
+
+def test_a_teacher_that_is_no_ensemble() -> None:
+    with pytest.raises(OptionError, match="distill takes an ensemble"):
+        covey.distill(network(), network(), samples(32), RECIPE, machine=QUIET)
 
 
 def test_a_teacher_that_cannot_answer(teacher: covey.Ensemble) -> None:

@@ -297,6 +297,49 @@ def test_a_file_that_is_not_coveys(deployed: tuple[covey.Ensemble, Path, Tensor]
         DeployedEnsemble(tmp_path / "other.onnx")
 
 
+def test_metadata_that_are_no_text(deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path) -> None:
+    content = deployed[1].read_bytes()
+    (tmp_path / "damaged.onnx").write_bytes(content.replace(b'"format"', b'"form\xbat"'))
+    with pytest.raises(covey.CoveyError, match="is damaged: its metadata are no text"):
+        DeployedEnsemble(tmp_path / "damaged.onnx")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"shape": [5]}, r"shape \(5,\), and the example's have \(4,\)"),
+        ({"classes": list("abcd")}, "names 4 classes"),
+    ],
+)
+def test_the_record_of_other_data(
+    deployed: tuple[covey.Ensemble, Path, Tensor], other: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    ensemble, path, x = deployed
+    record = {**DeployedEnsemble(path).about["data"], **other}
+    with pytest.raises(covey.CoveyError, match=said):
+        covey.export(ensemble, tmp_path / "a.onnx", x, record=record)
+    assert not (tmp_path / "a.onnx").exists()
+
+
+def test_the_file_says_how_inputs_are_prepared(tmp_path: Path) -> None:
+    """Rows and images that are prepared as the metadata say, by NumPy, are the data's own."""
+    for name, network in (
+        ("iris", nn.Linear(4, 3)),
+        ("digits", nn.Sequential(nn.Flatten(), nn.Linear(64, 10))),
+    ):
+        data = covey.data.load(name)
+        x = data.prepare(data.test.inputs[:4])
+        ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=x).eval()
+        covey.export(ensemble, tmp_path / f"{name}.onnx", x, record=data.record)
+    about = DeployedEnsemble(tmp_path / "iris.onnx").about
+    assert "a number as (value - mean) / std" in about["preparation"]
+    about = DeployedEnsemble(tmp_path / "digits.onnx").about
+    assert "8-bit values / 255, then (x - mean) / std" in about["preparation"]
+    scale = about["data"]["normalisation"]
+    by_hand = (data.test.inputs[:4].numpy() / 255 - scale["mean"]) / scale["std"]
+    np.testing.assert_allclose(by_hand, x.numpy(), atol=1e-5)
+
+
 class Recurrent(nn.Module):
     """Answers from the last state of a layer that reads a sequence."""
 
@@ -357,3 +400,28 @@ def test_a_precision_that_is_named_in_the_network_is_refused(tmp_path: Path) -> 
     ):
         covey.export(ensemble, tmp_path / "a.onnx", x)
     assert not list(tmp_path.iterdir())
+
+
+class OwnMean(nn.Module):
+    """A network with operations, and arguments, that are called as a regression's outputs are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(2, 4, 3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, mean: Tensor, std: Tensor) -> Tensor:
+        features = self.convolution(mean)
+        return self.head(features.mean(2) + std[:, None] * features.std(2))
+
+
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_names_of_outputs_inside_the_network(task: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, scale = torch.randn(4, 2, 8), torch.rand(4)
+    ensemble = covey.convert(OwnMean(), covey.BatchEnsemble(members=2), example=(x, scale), task=task).eval()
+    covey.export(ensemble, tmp_path / "a.onnx", (x, scale), members=True)
+    deployed = DeployedEnsemble(tmp_path / "a.onnx")
+    assert list(deployed.about["inputs"]) == ["input_mean", "input_std"]
+    with torch.no_grad():
+        assert_close(deployed(x.numpy(), scale.numpy()), named(ensemble.predict(x, scale)))

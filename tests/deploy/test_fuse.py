@@ -272,3 +272,46 @@ def test_inputs_of_another_size_are_refused() -> None:
             AssertionError, match=r"fused for tokens of shape \(batch, 5\); fuse again for another"
         ):
             fused(others)
+
+
+class Pooled(nn.Module):
+    """Pools over its features, (B, C), which to torch are one image of B channels."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.first, self.pool, self.last = nn.Linear(6, 32), pool, nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.pool(self.first(x)))
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool1d(2), nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(16)])
+def test_pools_over_features_are_not_cut(pool: nn.Module) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    ensemble = covey.convert(Pooled(pool), covey.BatchEnsemble(members=2), example=x).eval()
+    torch.testing.assert_close(covey.fuse(ensemble, x)(x)["probs"], ensemble.predict(x).probs)
+
+
+class InputAndX(nn.Module):
+    """Two arguments, of which the first has the name that torch's containers give to x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(4, 3)
+
+    def forward(self, input: Tensor, x: Tensor) -> Tensor:
+        return self.first(input) + self.second(x)
+
+
+def test_arguments_called_input_and_x() -> None:
+    torch.manual_seed(0)
+    both = torch.randn(5, 6), torch.randn(5, 4)
+    ensemble = covey.convert(InputAndX(), covey.BatchEnsemble(members=2), example=both).eval()
+    torch.testing.assert_close(covey.fuse(ensemble, both)(*both)["probs"], ensemble.predict(*both).probs)
+
+
+def test_an_example_without_samples() -> None:
+    ensemble = covey.convert(nn.Linear(6, 3), covey.DeepEnsemble(members=2), example=torch.randn(2, 6))
+    with pytest.raises(covey.errors.OptionError, match=r"'x' is empty, of shape \(0, 6\)"):
+        covey.fuse(ensemble, torch.randn(0, 6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -169,11 +170,28 @@ def test_soup_says_that_networks_share_no_basin() -> None:
     assert "share no basin" in str(made)
 
 
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_soup_of_a_regression(task: Any) -> None:
+    x, _ = blobs(40)
+    y = x[:, :1] * 2
+    outputs = 2 if task == "gaussian" else 1
+    ens = covey.convert(nn.Linear(x.shape[1], outputs), covey.DeepEnsemble(members=3), example=x, task=task)
+    made = covey.soup(ens, (x, y), score="rmse")
+    error = (made.network(x)[:, :1] - y).square().mean().sqrt().item()
+    assert made.value == pytest.approx(error, rel=1e-5)
+    if task == "regression":
+        networks = [ens.member(k) for k in range(3)]
+        assert covey.soup(networks, (x, y), score="rmse").value == pytest.approx(error, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
         (lambda ens, data: covey.select_members(ens, data, keep=9), "from 1 to 3"),
         (lambda ens, data: covey.select_members(ens, data, keep=1.5), "from 1 to 3"),
+        (lambda ens, data: covey.select_members(ens, data, keep=2.0), "from 1 to 3"),
+        (lambda ens, data: covey.select_members(ens, data, keep=True), "from 1 to 3"),
+        (lambda ens, data: covey.select_members(ens.member(0), data), "takes an ensemble"),
         (lambda ens, data: covey.select_members(ens, data, score="f1"), "score is one of"),
         (lambda ens, data: covey.select_members(ens, data, score="rmse"), "score is 'nll' or 'accuracy'"),
         (lambda ens, data: covey.soup([], data), "at least one"),

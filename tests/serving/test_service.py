@@ -167,7 +167,9 @@ def test_uploads_that_are_not_images(pets, wages):
     text = {"image": ("x.png", b"no image")}
     answer = pets.post("/predict", files=text)
     assert answer.status_code == 422
-    assert "image 0: cannot be read as an image" in answer.json()["error"]
+    assert answer.json()["error"] == "image 0: cannot be read as an image: its format is not known"
+    word = pets.post("/predict", files=text, data={"members": "yes"}).json()["error"]
+    assert word == "the field 'members' is a JSON value such as true or 5; got 'yes'"
     assert wages.post("/predict", files=text).status_code == 415
     broken = {"content-type": "multipart/form-data"}
     assert pets.post("/predict", content=b"x", headers=broken).status_code == 422
@@ -217,6 +219,8 @@ def test_the_open_inference_protocol(pets, images, wages):
     want = expected(images, torch.from_numpy(raw))
     assert outputs["probs"]["shape"] == [2, 3]
     assert np.allclose(np.reshape(outputs["probs"]["data"], (2, 3)), want.probs, atol=1e-6)
+    half = json.dumps({"id": "\ud800", "inputs": [sent]})  # of a character
+    assert pets.post("/v2/models/pets/infer", content=half).json()["id"] == "?"
     asked = {"inputs": [sent], "outputs": [{"name": "entropy"}]}
     assert len(pets.post("/v2/models/pets/infer", json=asked).json()["outputs"]) == 1
     columns = [

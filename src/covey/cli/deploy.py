@@ -113,7 +113,9 @@ class _Answers(nn.Module):
         """The file's answer."""
         found = self.deployed(x.numpy())
         if "probs" in found:
-            return torch.from_numpy(found["probs"]).clamp_min(1e-30).log()
+            logits = torch.from_numpy(found["probs"]).clamp_min(1e-30).log()
+            # of pixels, networks give classes first
+            return logits.movedim(-1, 1) if logits.ndim == 4 else logits
         return torch.from_numpy(found["mean"] if "mean" in found else found["quantiles"])
 
 

@@ -117,7 +117,10 @@ def decode(content: BinaryIO, shape: tuple[int, ...]) -> np.ndarray:
     try:
         return _decoded(content, shape[1:], shape[0])
     except Exception as error:
-        raise DataError(f"cannot be read as an image: {error or type(error).__name__}") from error
+        said = str(error) or type(error).__name__
+        if isinstance(error, load("PIL").UnidentifiedImageError):  # whose words name the object that was read
+            said = "its format is not known"
+        raise DataError(f"cannot be read as an image: {said}") from error
 
 
 def _decoded(source: Path | BinaryIO, size: tuple[int, ...] | None, channels: int | None) -> np.ndarray:

@@ -20,11 +20,12 @@ _ELEMENTWISE = (
     _aten.elu.default, _aten.leaky_relu.default, _aten.hardtanh.default, _aten.hardswish.default,
     _aten.hardsigmoid.default, _aten.softplus.default, _aten.mish.default,
 )  # fmt: skip
-_POOLS = (
-    _aten.max_pool1d.default, _aten.max_pool2d.default, _aten.max_pool3d.default, _aten.avg_pool1d.default,
-    _aten.avg_pool2d.default, _aten.avg_pool3d.default, _aten.adaptive_avg_pool1d.default,
-    _aten.adaptive_avg_pool2d.default, _aten.adaptive_avg_pool3d.default,
-)  # fmt: skip
+_POOLS = {
+    _aten.max_pool1d.default: 1, _aten.avg_pool1d.default: 1, _aten.adaptive_avg_pool1d.default: 1,
+    _aten.max_pool2d.default: 2, _aten.avg_pool2d.default: 2, _aten.adaptive_avg_pool2d.default: 2,
+    _aten.max_pool3d.default: 3, _aten.avg_pool3d.default: 3, _aten.adaptive_avg_pool3d.default: 3,
+}  # fmt: skip
+"""Pools, and how many axes they pool, which are the last ones."""
 
 
 @dataclass
@@ -94,7 +95,8 @@ def _keeps_channels(user: Node, node: Node, axis: int) -> bool:
         return False
     before = node.meta["val"].shape
     if user.target in _POOLS:
-        return True
+        # (B, C) is one image of B channels to a pool, which then mixes features
+        return len(before) - _POOLS[user.target] > axis
     if user.target is _aten.mean.dim:
         dims = [dim % len(before) for dim in argument(user, 1)]
         return min(dims) > axis

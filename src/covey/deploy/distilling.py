@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from covey.combine import gaussian
 from covey.data import Data, Split, adapt
+from covey.deploy.fusing import check_is_ensemble
 from covey.ensemble import Ensemble
 from covey.errors import DataError, EvaluationError, OptionError
 from covey.losses import PerMember
@@ -99,6 +100,7 @@ def distill(
         machine: as in `covey.fit`.
         resume: as in `covey.fit`.
     """
+    check_is_ensemble(ensemble, "distill")
     check_above("temperature", temperature)
     check_between("truth", truth, 0, 1)
     recipe = recipe or Recipe()
@@ -152,10 +154,19 @@ def _answers(ensemble: Ensemble, data: Data, temperature: float, truth: float, *
             if not per_member:
                 answer = _AVERAGED[ensemble.task](answer)[None]
             if truth:
-                sure = F.one_hot(targets.long(), answer.shape[-1]).float()
-                answer = (1 - truth) * answer + truth * sure
+                answer = (1 - truth) * answer + truth * _sure(targets, answer.shape[-1])
             found.append(answer.movedim(0, 1) if per_member else answer[0])
     return torch.cat(found)
+
+
+def _sure(targets: Tensor, classes: int) -> Tensor:
+    """True labels as probabilities."""
+    if targets.min() < 0 or targets.max() >= classes:
+        raise DataError(
+            f"labels range from {targets.min()} to {targets.max()}, and the teacher knows the classes 0 to "
+            f"{classes - 1}: truth= mixes labels in, so give labels of its classes or leave it at 0."
+        )
+    return F.one_hot(targets.long(), classes).float()
 
 
 def _asked(ensemble: Ensemble, inputs: Any) -> Tensor:
@@ -197,14 +208,19 @@ def _mixture(moments: Tensor) -> Tensor:
     return torch.cat([mean.mean(0), variance.mean(0) + mean.var(0, correction=0)], -1)
 
 
+def _check_outputs(outputs: Tensor, goal: Tensor) -> None:
+    """Refuse a student that answers with more or fewer numbers than the teacher."""
+    given, wanted = outputs[0].numel(), goal[0].numel()
+    if given != wanted:
+        raise OptionError(
+            f"the student gives {given} outputs per sample and the teacher {wanted}; give it as many."
+        )
+
+
 def _soft_cross_entropy(temperature: float) -> Any:
     def lesson(outputs: Tensor, goal: Tensor) -> Tensor:
-        if outputs.shape != goal.shape:
-            raise OptionError(
-                f"the student gives {outputs.shape[-1]} outputs per sample and the teacher {goal.shape[-1]}; give it "
-                "as many."
-            )
-        each = -(goal * (outputs / temperature).log_softmax(-1)).sum(-1)
+        _check_outputs(outputs, goal)
+        each = -(goal * (outputs.flatten(1) / temperature).log_softmax(-1)).sum(-1)
         return temperature**2 * each
 
     return lesson
@@ -212,6 +228,7 @@ def _soft_cross_entropy(temperature: float) -> Any:
 
 def _squared_error(temperature: float) -> Any:
     def lesson(outputs: Tensor, goal: Tensor) -> Tensor:
+        _check_outputs(outputs, goal)
         return (outputs - goal.reshape(outputs.shape)).square().flatten(1).mean(1)
 
     return lesson
@@ -220,6 +237,7 @@ def _squared_error(temperature: float) -> Any:
 def _gaussian_divergence(temperature: float) -> Any:
     def lesson(outputs: Tensor, goal: Tensor) -> Tensor:
         """KL divergence of the student's Gaussian from the teacher's."""
+        _check_outputs(outputs, goal)
         mean, variance = gaussian(outputs)
         center, spread = goal.reshape(len(outputs), -1).chunk(2, -1)
         each = (variance / spread).log() + (spread + (mean - center).square()) / variance - 1

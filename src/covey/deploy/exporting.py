@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph
 
+from covey.data.inputs import check_record
 from covey.deploy import metadata
 from covey.deploy.file_checks import OF_MEMBERS, answered, check_batches, check_equal_to, check_lengths
 from covey.deploy.fusing import (
@@ -29,7 +30,7 @@ from covey.deploy.fusing import (
 )
 from covey.deploy.int8 import Quantised, quantise
 from covey.deploy.joining import join
-from covey.deploy.session import open_session, results
+from covey.deploy.session import fits, open_session, results
 from covey.deploy.simplify import merge_equal, without_copies
 from covey.deploy.tracing import Example, quiet
 from covey.ensemble import Ensemble
@@ -147,7 +148,7 @@ def export(
     ensemble, example, precision = _in_float32(ensemble, example)
     settings = _Settings(kind, members, weights, record, int8, int8_limit, tolerance, seed)
     with ensemble.evaluating(), torch.no_grad():
-        given = Example.of(ensemble.skeleton(), example)
+        given = _named_apart(Example.of(ensemble.skeleton(), example))
         check_answers(ensemble, given)
         written = _with_any_length(ensemble, path, given, settings) or _written(
             ensemble, path, given, settings
@@ -186,6 +187,7 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
     random = is_random(ensemble, given)
     expected = answered(ensemble, given)
     outputs = tuple(_outputs(module))
+    _check_record(settings.record, given, expected)
     described = metadata.describe(ensemble, given, outputs, settings.record, random, settings.weights)
     with whole(path) as draft:
         program = _program(module, given)
@@ -208,9 +210,32 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
     return Exported(path, path.stat().st_size, outputs, far, quantised, lengths=lengths)
 
 
+def _check_record(record: Mapping[str, Any] | None, given: Example, expected: Mapping[str, Tensor]) -> None:
+    """Refuse the record of other data than the ensemble's: whoever opens the file would find it contradicts itself."""
+    if record is None:
+        return
+    check_record(record, "record")
+    if len(given.tensors) == 1 and not fits(record["shape"], given.shape(given.tensors[0])[1:]):
+        raise OptionError(
+            f"record= is of data with inputs of shape {tuple(record['shape'])}, and the example's have "
+            f"{tuple(given.tensors[0].shape[1:])}; give the record of the data that the ensemble was trained on."
+        )
+    if "probs" in expected and expected["probs"].shape[-1] < len(record["classes"]):
+        raise OptionError(
+            f"record= names {len(record['classes'])} classes, and the ensemble has {expected['probs'].shape[-1]} "
+            "outputs; give the record of the data that it was trained on."
+        )
+
+
+def _named_apart(example: Example) -> Example:
+    """The same, whose inputs have no output's name: in a file, a name stands for one tensor."""
+    names = [f"input_{name}" if name in metadata.MEANING else name for name in example.names]
+    return replace(example, names=tuple(names))
+
+
 def _calibration(ensemble: Ensemble, inputs: Any, example: Example) -> list[np.ndarray]:
     """Calibration inputs as arrays, in the order of the example's."""
-    given = Example.of(ensemble.skeleton(), inputs)
+    given = _named_apart(Example.of(ensemble.skeleton(), inputs))
     found = dict(zip(given.names, given.tensors, strict=True))
     if found.keys() != set(example.names):
         raise OptionError(
@@ -330,6 +355,7 @@ def _translated(program: ExportedProgram, about: Mapping[str, Any]) -> Any:
                 f"ONNX has no words for this network: {_cause(error)}. Write it as to='pt2' instead, or fuse it."
             ) from error
     assert found is not None
+    _name_apart(found.model.graph)
     return found.model_proto
 
 
@@ -340,6 +366,15 @@ def _sort_as_onnx_does(graph: Graph) -> None:
         node.target = torch.ops.aten.sort.default
         node.args = (node.args[0], given.get("dim", -1), given.get("descending", False))
         node.kwargs = {}
+
+
+def _name_apart(graph: Any) -> None:
+    """Rename tensors inside the graph that have an output's name, which torch gives to a network's own mean too."""
+    names = {output.name for output in graph.outputs}
+    for node in graph.all_nodes():
+        for tensor in node.outputs:
+            if tensor.name in names and not tensor.is_graph_output():
+                tensor.name = f"{tensor.name}_inside"
 
 
 def _cause(error: BaseException) -> str:

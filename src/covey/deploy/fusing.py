@@ -75,6 +75,11 @@ def check_ensemble(given: Any, what: str) -> None:
         raise OptionError(
             f"{what} needs a newer torch, whose torch.export has Dim.AUTO (tested: 2.13); this is {torch.__version__}."
         )
+    check_is_ensemble(given, what)
+
+
+def check_is_ensemble(given: Any, what: str) -> None:
+    """Refuse what is no ensemble, such as the network itself."""
     if not isinstance(given, Ensemble):
         raise OptionError(
             f"{what} takes an ensemble, as convert, fit or load give it; got a {type(given).__name__}."

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from covey.calibration import SPEC as CALIBRATION
+from covey.data import tokens
 from covey.data.inputs import RECORD, check_record
 from covey.deploy.tracing import Example
 from covey.ensemble import Ensemble
@@ -40,7 +41,8 @@ SPEC = Record(
         "fixed_draws": Truth(),
         "weights": Word(("made", "stored")),
         "coverage": Named(),
-    }
+    },
+    optional={"preparation": Maybe(Word())},
 )
 """What the metadata look like."""
 
@@ -63,6 +65,24 @@ MEANING = {
 }
 
 
+IMAGES = "images of shape (channels, height, width): 8-bit values / 255, then (x - mean) / std of data.normalisation"
+TABLE = (
+    "for each of data.columns in order: a number as (value - mean) / std; a date likewise, in days since 1970-01-01; a "
+    "category as 0 or 1 for each of its values. If missing is true, one more follows: 1 where the value is missing, "
+    "which itself is then 0"
+)
+TEXTS = "token numbers, made of texts as data.columns says"
+
+
+def preparation(record: Mapping[str, Any] | None) -> str | None:
+    """How raw inputs become what the file takes, in words; None where they go in as they are, or nobody knows."""
+    if record is None:
+        return None
+    if record["columns"]:
+        return TEXTS if record["columns"][0]["kind"] == tokens.KIND else TABLE
+    return None if record["normalisation"] is None else IMAGES
+
+
 def describe(
     ensemble: Ensemble,
     example: Example,
@@ -72,8 +92,6 @@ def describe(
     weights: str,
 ) -> dict[str, Any]:
     """The metadata of a file."""
-    if record is not None:
-        check_record(record, "record")
     inputs = {}
     for name, tensor in zip(example.names, example.tensors, strict=True):
         inputs[name] = {"shape": example.shape(tensor), "dtype": str(tensor.dtype).removeprefix("torch.")}
@@ -92,6 +110,7 @@ def describe(
         "task": ensemble.task,
         "labels": list(record["classes"]) if record else [],
         "inputs": inputs,
+        "preparation": preparation(record),
         "outputs": {name: MEANING[name] for name in outputs},
         "data": None if record is None else _kept(record),
         "calibration": calibration,

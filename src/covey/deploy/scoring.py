@@ -20,6 +20,8 @@ from covey.scores.record import Record
 LOWER_IS_BETTER = {"nll": True, "accuracy": False, "rmse": True, "pinball": True}
 """The scores by name, and which way is up."""
 
+_BATCH = 256
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -33,13 +35,16 @@ class Judge:
     data: HeldOut
     score: str
 
-    def outputs(self, module: Any, batch_size: int = 256) -> Record:
-        """What an ensemble's members, or a network, answer."""
-        return collect(evaluated_model(module), self.data, batch_size=batch_size)
+    def outputs(self, ensemble: Any) -> Record:
+        """What an ensemble's members answer."""
+        return collect(evaluated_model(ensemble), self.data, batch_size=_BATCH)
 
     def of_network(self, network: Any) -> float:
-        """A plain network's score."""
-        return self.of_members(self.outputs(network), [0])
+        """The score of a plain network, or of an ensemble of one."""
+        model = evaluated_model(network)
+        if model.task is None and self.score == "rmse":  # a plain network does not say what it answers with
+            model = replace(model, task="regression")
+        return self.of_members(collect(model, self.data, batch_size=_BATCH), [0])
 
     def of_members(self, record: Record, members: Sequence[int]) -> float:
         """The score of the combined answer of some members, who may stand there more than once."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from covey.deploy.fusing import check_is_ensemble
 from covey.deploy.picking import picked
 from covey.deploy.scoring import judge
 from covey.ensemble import Ensemble
@@ -53,8 +54,10 @@ def select_members(
         repeats: whether a member may be chosen more than once.
         score: "nll", "accuracy", or for regressions "rmse", for quantiles "pinball".
     """
-    if keep is not None and keep not in range(1, ensemble.members + 1):
-        raise OptionError(f"keep is a number of members from 1 to {ensemble.members}; got {keep}.")
+    check_is_ensemble(ensemble, "select_members")
+    is_whole = isinstance(keep, int) and not isinstance(keep, bool)
+    if keep is not None and not (is_whole and 1 <= keep <= ensemble.members):
+        raise OptionError(f"keep is a number of members from 1 to {ensemble.members}; got {keep!r}.")
     if not ensemble.differ:
         raise OptionError("members have no tensors of their own, so there is nothing to choose between.")
     judged = judge(data, score)

@@ -35,8 +35,7 @@ class DeployedEnsemble:
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
         self.path = Path(path)
         self.session = open_session(self.path, threads=threads)
-        text = self.session.get_modelmeta().custom_metadata_map.get(metadata.KEY)
-        self.about = metadata.read(text, self.path)
+        self.about = metadata.read(_text(self.session, self.path), self.path)
         _check_graph(self.session, self.about, self.path)
 
     def __call__(self, *inputs: Any) -> dict[str, np.ndarray]:
@@ -61,6 +60,14 @@ class DeployedEnsemble:
         if "member_logits" in found:
             answer.member_log_probs = answer.member_logits.log_softmax(-1)
         return answer
+
+
+def _text(session: Any, path: Path) -> str | None:
+    """The metadata as they stand in the file; None if there are none."""
+    try:
+        return session.get_modelmeta().custom_metadata_map.get(metadata.KEY)
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{path} is damaged: its metadata are no text ({error}).") from error
 
 
 _ANSWERED = {"regression": {"mean", "std"}, "gaussian": {"mean", "std"}, KIND: {"quantiles", "epistemic"}}

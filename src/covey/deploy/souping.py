@@ -6,18 +6,19 @@ their average; networks that were trained apart do not, and their average is wor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from covey.deploy.scoring import judge
+from covey.deploy.scoring import Judge, judge
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
+from covey.methods.replicate import DeepEnsemble
 from covey.train.averaging import Average, refresh_statistics
-from covey.trainings.trajectory import check_alike
+from covey.trainings.trajectory import check_alike, gathered
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def soup(
     plain = _plain(networks)
     judged = judge(data, score)
     batches = list(inputs)
-    alone = [judged.of_network(network) for network in plain]
+    score_of = _judged(networks, judged)
+    alone = [score_of(network) for network in plain]
     lower = judged.is_better(0.0, 1.0)
     order = sorted(range(len(plain)), key=lambda k: alone[k] if lower else -alone[k])
     used = [order[0]]
@@ -85,7 +87,7 @@ def soup(
     apart = []
     for k in order[1:]:
         tried = _average([plain[i] for i in (*used, k)], batches)
-        found = judged.of_network(tried)
+        found = score_of(tried)
         if not judged.is_better(value, found):
             used.append(k)
             best, value = tried, found
@@ -94,6 +96,13 @@ def soup(
         if judged.is_better(alone[k], found):
             apart.append(k)
     return Soup(best, tuple(used), score, value, tuple(alone), mixed, tuple(apart))
+
+
+def _judged(networks: Ensemble | Sequence[nn.Module], judged: Judge) -> Callable[[nn.Module], float]:
+    """Scores a network, a member's as the ensemble's output is read."""
+    if not isinstance(networks, Ensemble):
+        return judged.of_network
+    return lambda network: judged.of_network(gathered([network], DeepEnsemble(members=1), networks))
 
 
 def _plain(networks: Ensemble | Sequence[nn.Module]) -> list[nn.Module]:

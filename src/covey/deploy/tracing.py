@@ -116,6 +116,11 @@ class Example:
                 )
         if not found:
             raise OptionError("the example holds no tensor; give an input as the network takes it.")
+        for name, value in found.items():
+            if not value.numel():
+                raise OptionError(
+                    f"the example's {name!r} is empty, of shape {tuple(value.shape)}; give at least one sample."
+                )
         return Example(args, kwargs, tuple(found), tuple(found.values()))
 
 
@@ -140,6 +145,8 @@ def _names(network: nn.Module, args: tuple) -> list[str]:
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             known.append(name)
     known += [f"input_{i}" for i in range(len(known), len(args))]
+    if "x" in known:
+        return known[: len(args)]
     # torch's containers call it `input`, which is what everybody calls x
     return ["x" if name == "input" else name for name in known[: len(args)]]
 

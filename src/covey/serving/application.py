@@ -228,7 +228,12 @@ def _typed(fields: Mapping[str, str]) -> dict[str, Any]:
             raise RefusedError(
                 422, f"there is no field {name[:80]!r}; a form has files, members and budget_ms"
             )
-        found[name] = parse(text.encode())
+        try:
+            found[name] = parse(text.encode())
+        except RefusedError:
+            raise RefusedError(
+                422, f"the field {name!r} is a JSON value such as true or 5; got {text[:40]!r}"
+            ) from None
     return found
 
 

@@ -83,7 +83,8 @@ def infer_answer(payload: Mapping[str, Any], columns: Columns, model: Model) -> 
         outputs.append({"name": name, "datatype": _DATATYPE.get(name, "FP32"), "shape": shape, "data": data})
     answer: dict[str, Any] = {"model_name": model.name, "outputs": outputs}
     if "id" in payload:
-        answer["id"] = str(payload["id"])[:200]
+        named = str(payload["id"])[:200]
+        answer["id"] = named.encode(errors="replace").decode()  # which may hold half of a character
     return answer
 
 
