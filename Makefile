@@ -6,9 +6,9 @@ BIN := .venv/bin
 JOBS ?= 2
 
 # learning rates were searched for each method on validation data (docs/demo.md)
-DEMO := --methods single:lr=0.01 multi-head:lr=0.0075 packed:alpha=2,lr=0.1 deep-ensemble:lr=0.033 --seeds 0 1 2 \
-	--data fashion-mnist-small --ood digits --network convnet --network-option width=2 --epochs 10 --batch 64 \
-	--jobs $(JOBS) --threads 1 --no-progress --folder runs/demo
+DEMO := --methods single:lr=0.0098 multi-head:lr=0.0055 packed:alpha=2,lr=0.0355 deep-ensemble:lr=0.0355 --seeds 0 1 2 \
+	--data fashion-mnist-small --train-samples 1500 --ood digits --network convnet --network-option width=2 --epochs 9 \
+	--batch 64 --jobs $(JOBS) --threads 1 --no-progress --folder runs/demo
 
 .PHONY: demo test lint types tests slow docs fuzz kill benchmark clean
 

@@ -179,7 +179,7 @@ def test_splits_of_the_data_are_repetitions():
 
 def test_processes_begin_with_the_longest_runs():
     own = CompareFlags(
-        methods=("single", "packed:alpha=3,members=4", "deep-ensemble:members=4"), seeds=(0, 1)
+        methods=("single", "packed:alpha=2,members=4", "deep-ensemble:members=4"), seeds=(0, 1)
     )
     ordered = longest_first(planned_runs(Settings(), own))
     assert [one.settings.method for one in ordered[::2]] == ["deep-ensemble", "packed", "single"]

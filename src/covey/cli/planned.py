@@ -217,4 +217,10 @@ def passes_of(settings: Settings) -> float:
 
 def longest_first(planned: Iterable[PlannedRun]) -> list[PlannedRun]:
     """The order for several processes: none is left with a long run when the others have nothing to do."""
-    return sorted(planned, key=lambda one: passes_of(one.settings), reverse=True)
+    return sorted(planned, key=lambda one: _work(one.settings), reverse=True)
+
+
+def _work(settings: Settings) -> tuple[float, int]:
+    """What orders runs by how long they take: passes in training, and of equal ones the pieces that they come in."""
+    options = settings.options
+    return passes_of(settings), options.members if isinstance(options, Method) else 1
