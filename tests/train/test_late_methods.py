@@ -5,7 +5,7 @@ import torch
 from small import blobs, mlp
 
 import covey
-from covey.cli.reproduce import _passes
+from covey.cli.planned import passes_of
 from covey.cli.settings import Settings
 from covey.train.recipe import Recipe
 
@@ -67,10 +67,10 @@ def test_widths_of_a_slice_are_those_of_the_method():
     ],
 )
 def test_the_passes_that_reproduce_counts(name, options, passes):
-    assert _passes(Settings.from_dict({"method": name, "options": options})) == passes
+    assert passes_of(Settings.from_dict({"method": name, "options": options})) == passes
     if name == "deep-ensemble":
         apart = {"method": name, "options": options, "recipe": {"plan": "independent"}}
-        assert _passes(Settings.from_dict(apart)) == 1.0
+        assert passes_of(Settings.from_dict(apart)) == 1.0
 
 
 def test_a_late_start_from_the_command_line_s_words():
