@@ -111,15 +111,14 @@ def _answer(results: Results, purpose: str, column: Column) -> Answer:
 
 
 def _cheapest(results: Results, top: MethodRuns, close: Sequence[MethodRuns], column: Column) -> MethodRuns:
-    """The cheapest of the best method and those within noise of it that do as well against the baseline."""
-    gain = verdict(results, top, results.baseline, column)
-    taken = top
-    for method in close:
-        own_gain = verdict(results, method, results.baseline, column)
-        as_good = gain != "better" or own_gain == "better"
-        if as_good and _price(method) < _price(taken):
-            taken = method
-    return taken
+    """The cheapest of the best method and those within noise of it.
+
+    Where some of these are better than the baseline by more than noise, one of them: the best mean may be a wide guess,
+    and a cheaper method that is hardly behind it a sure gain.
+    """
+    contenders = [top, *close]
+    sure = [each for each in contenders if verdict(results, each, results.baseline, column) == "better"]
+    return min(sure or contenders, key=_price)
 
 
 def _too_early(comparison: Comparison) -> bool:
