@@ -11,7 +11,7 @@ from torch import nn
 
 import covey
 from covey import zoo
-from covey.errors import StoreError
+from covey.errors import OptionError, StoreError
 
 x = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
 
@@ -87,6 +87,13 @@ def test_a_base_that_was_trained_on_is_no_base(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="base frozen"):
         covey.save(ens, tmp_path, base=network)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_is_no_base(tmp_path: Path) -> None:
+    ens = covey.convert(base(), covey.MultiHead(members=2), example=x)
+    with pytest.raises(OptionError, match="base is the network that the ensemble was made from; got str"):
+        covey.save(ens, tmp_path / "run", base="resnet-18")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

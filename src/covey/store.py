@@ -34,7 +34,7 @@ from covey import calibration as calibrations
 from covey import layout as layouts
 from covey.calibration import Temperature, from_dict
 from covey.ensemble import Ensemble
-from covey.errors import ConversionError, CoveyError, StoreError
+from covey.errors import ConversionError, CoveyError, OptionError, StoreError
 from covey.files import write_text
 from covey.layout import Layout
 from covey.losses import loss_of
@@ -134,6 +134,10 @@ def save(ensemble: Ensemble, folder: str | Path, *, base: nn.Module | None = Non
     config = _config(ensemble)
     tensors = ensemble.state_dict()
     if base is not None:
+        if not isinstance(base, nn.Module):
+            raise OptionError(
+                f"base is the network that the ensemble was made from; got {type(base).__name__}."
+            )
         config["base"] = bases.described(tensors, base)
         tensors = {name: tensor for name, tensor in tensors.items() if name not in config["base"]["tensors"]}
     try:
