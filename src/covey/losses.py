@@ -170,9 +170,8 @@ def _cross_entropy(logits: Tensor, goal: Tensor, smoothing: float) -> Tensor:
         return F.cross_entropy(
             logits, goal, reduction="none", label_smoothing=smoothing, ignore_index=_NO_LABEL
         )
-    except (
-        IndexError
-    ) as error:  # torch's, for a class that there is no logit of; no device but the CPU says it
+    except IndexError as error:
+        # torch's, for a class that there is no logit of; no device but the CPU says it
         low, high, classes = int(goal.min()), int(goal.max()), logits.shape[-1]
         raise DataError(
             f"labels go from {low} to {high}, and the network has {classes} outputs, for the classes 0 to "

@@ -154,7 +154,7 @@ def test_numbers_that_are_not_images(pets):
         ([[10**400, 1.6, "cook", "2021-01-01"]], "expected a finite number"),
         ([[1e300, 1.6, "cook", "2021-01-01"]], "too large"),
         ([[25, 1.6, "cook", 2021]], "expected a date as text"),
-        ([[25, 1.6, "cook", "next week"]], "column 'since' was dates"),
+        ([[25, 1.6, "cook", "next week"]], "column 'since' held dates such as"),
     ],
 )
 def test_rows_that_are_not_those_of_training(wages, rows, words):

@@ -101,7 +101,7 @@ def test_a_member_without_samples_that_count_has_loss_and_gradient_zero():
 
 
 def test_without_ignore_index_no_label_is_ignored():
-    with pytest.raises(IndexError, match="-100"):
+    with pytest.raises(DataError, match="labels go from -100 to 0, and the network has 3 outputs"):
         loss(torch.zeros(1, 2, 3), torch.tensor([0, -100]))
     ensemble = covey.convert(mlp(), covey.BatchEnsemble(members=2), example=torch.randn(2, 6))
     inputs, targets = torch.randn(4, 6), torch.tensor([0, -100, 2, 1])
