@@ -90,9 +90,8 @@ def in_flags(message: str, names: Collection[str]) -> str:
 
     message = re.sub(f"{_CALL}|{_SETTING}|{_UNDERSCORED}", spoken, message)
     message = _NESTED.sub(lambda found: _flag(found[0], ""), message)
-    message = re.sub(
-        r"(--[\w-]+(?: \w+)?)(\b[^()]*) \(\1\)", r"\1\2", message
-    )  # a flag that is named already
+    # a flag that is named already
+    message = re.sub(r"(--[\w-]+(?: \w+)?)(\b[^()]*) \(\1\)", r"\1\2", message)
     return _SHAPE.sub(lambda found: f"{found[1]} {found[2].replace(', ', ' x ')}", message)
 
 
