@@ -20,19 +20,61 @@ METHODS = {
     "masksembles": "Masksembles (scale 2)",
     "deep-ensemble": "deep ensemble",
 }
+AIMS = (
+    ("Packed, ONNX", "packed", "onnx", 32, 0.65),
+    ("Packed, ONNX, batch 1", "packed", "onnx", 1, 0.80),
+    ("Packed, int8 with VNNI", "packed", "int8", 32, 0.25),
+    ("Packed, fused in torch", "packed", "fused", 32, 0.75),
+    ("Packed, fused and compiled", "packed", "compiled", 32, 0.75),
+    ("Masksembles, ONNX", "masksembles", "onnx", 32, 1.60),
+    ("late-phase, collapsed, ONNX", "single", "onnx", 32, 0.62),
+    ("BatchEnsemble, ONNX", "batch-ensemble", "onnx", 32, 2.60),
+    ("Hypernetwork, ONNX", "hypernetwork", "onnx", 32, 2.60),
+    ("Mixture, ONNX", "mixture", "onnx", 32, 2.60),
+)
+"""What a form was to cost at most, over the eager single network."""
+
 Rows = Sequence[Mapping[str, Any]]
 
 
 def deployed() -> str:
     """Ratios by form and batch size, and the memory that each takes."""
-    path = RESULTS / "deploy.json"
-    if not path.exists():
+    if not (RESULTS / "deploy.json").exists():
         return "*Not run yet: `python benchmarks/deploy.py --write results/deploy.json`.*"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    rows = [{"method": method, **row} for method, part in found["parts"].items() for row in part["rows"]]
+    found, rows = _read("deploy.json")
     tables = [_ratios(rows, batch) for batch in found["batches"]]
     largest = max(found["batches"])
     return "\n\n".join([*tables, _throughput(rows, largest), _memory(rows, largest), _origin(found, rows)])
+
+
+def deploy_aims() -> str:
+    """What was aimed at, and how far it is."""
+    _, rows = _read("deploy.json")
+    known = {(row["method"], row["form"], row["batch"]): row["ratio"] for row in rows}
+    lines = []
+    for words, method, form, batch, aim in AIMS:
+        ratio = known[method, form, batch]
+        lines.append(
+            [
+                words,
+                f"{aim:.2f}",
+                f"{ratio:.2f}",
+                "reached" if ratio <= aim else f"{ratio / aim - 1:.0%} above",
+            ]
+        )
+    return markdown(["batch 32 unless said", "aim", "measured", ""], lines)
+
+
+def deployed_without_vnni() -> str:
+    """The same ratios on an older processor."""
+    found, rows = _read("deploy-avx2.json")
+    return "\n\n".join([*(_ratios(rows, batch) for batch in found["batches"]), _origin(found, rows)])
+
+
+def _read(name: str) -> tuple[dict[str, Any], Rows]:
+    found = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    rows = [{"method": method, **row} for method, part in found["parts"].items() for row in part["rows"]]
+    return found, rows
 
 
 def _ratios(rows: Rows, batch: int) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from conclusions import budgets, verdicts
-from deployed import deployed
+from deployed import deploy_aims, deployed, deployed_without_vnni
 from fronts import FRONTS
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
 
@@ -315,6 +315,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "lstm": lstm,
     "peer": peer,
     "deployed": deployed,
+    "deploy-aims": deploy_aims,
+    "deployed-without-vnni": deployed_without_vnni,
 }
 
 

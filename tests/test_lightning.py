@@ -232,3 +232,12 @@ def test_what_it_refuses() -> None:
     frozen = ensemble().requires_grad_(False)
     with pytest.raises(OptionError, match="every parameter of the ensemble is frozen"):
         EnsembleModule(frozen).configure_optimizers()
+    sgd = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(OptionError, match="optimizer makes one when training begins: .* got a SGD"):
+        EnsembleModule(ensemble(), optimizer=sgd)
+    with pytest.raises(OptionError, match="schedule makes one when training begins: .* got a StepLR"):
+        EnsembleModule(ensemble(), schedule=torch.optim.lr_scheduler.StepLR(sgd, 1))
+    with pytest.raises(OptionError, match="optimizer made a list; expected torch's Optimizer"):
+        EnsembleModule(ensemble(), optimizer=list).configure_optimizers()
+    with pytest.raises(OptionError, match="schedule made a int; expected a schedule"):
+        EnsembleModule(ensemble(), schedule=lambda optimizer: 3).configure_optimizers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -158,3 +159,17 @@ def test_a_run_that_cannot_begin_leaves_no_settings(
     assert main.main([*words, "--no-progress", "--folder", str(tmp_path)]) == 2
     assert "matches none of the network" in capsys.readouterr().err
     assert not (tmp_path / "settings.json").exists()
+
+
+def test_a_folder_made_for_a_run_that_was_refused_is_gone(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.mkdir()
+    for folder in (new, old):
+        with pytest.raises(ValueError, match="no"), locked(folder):
+            raise ValueError("no")
+    assert not new.exists()
+    assert old.is_dir()
+    with contextlib.suppress(ValueError), locked(new):
+        (new / "result").touch()
+        raise ValueError("later")
+    assert (new / "result").exists()

@@ -387,5 +387,11 @@ def gaussian(outputs: Tensor, floor: float = 1e-6) -> tuple[Tensor, Tensor]:
     return mean, F.softplus(raw) + floor
 
 
+def raw_variance(variance: Tensor, floor: float = 1e-6) -> Tensor:
+    """What `gaussian` makes this variance of."""
+    above = (variance - floor).clamp_min(torch.finfo(variance.dtype).tiny)
+    return above + torch.log(-torch.expm1(-above))
+
+
 def _entropy(log_probs: Tensor) -> Tensor:
     return torch.special.entr(log_probs.exp()).sum(-1)

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 LABELS = "labels"
 """The key of the targets in batches that are dicts."""
 
+_FACTORIES = {
+    "optimizer": "torch.optim.AdamW",
+    "schedule": "partial(torch.optim.lr_scheduler.StepLR, step_size=10)",
+}
+"""Examples of what makes them."""
+
 _NAMES: dict[type, tuple[str, ...]] = {
     Prediction: ("probs", "label", "entropy", "mutual_information", "logits"),
     MultiLabel: ("probs", "labels", "entropy", "mutual_information", "logits"),
@@ -85,6 +91,12 @@ class EnsembleModule(LightningModule):
                 f"{type(ensemble.method).__name__} changes its ensemble at some epochs, which only covey.fit does. "
                 "Take covey.fit, or set refine_at=None and decouple_at=None."
             )
+        for name, given in (("optimizer", optimizer), ("schedule", schedule)):
+            if given is not None and not callable(given):
+                raise OptionError(
+                    f"{name} makes one when training begins: a class such as {_FACTORIES[name]}, or a function; got a "
+                    f"{type(given).__name__}."
+                )
         self.ensemble = ensemble
         self.lr, self.weight_decay = lr, weight_decay
         self.make_optimizer, self.make_schedule = optimizer, schedule
@@ -114,9 +126,16 @@ class EnsembleModule(LightningModule):
         if not groups:
             raise OptionError("every parameter of the ensemble is frozen, so there is nothing to train.")
         optimizer = self.make_optimizer(groups)
+        if not isinstance(optimizer, Optimizer):
+            raise OptionError(f"optimizer made a {type(optimizer).__name__}; expected torch's Optimizer.")
         if self.make_schedule is None:
             return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.make_schedule(optimizer)}
+        schedule = self.make_schedule(optimizer)
+        if not hasattr(schedule, "step"):
+            raise OptionError(
+                f"schedule made a {type(schedule).__name__}; expected a schedule of torch.optim.lr_scheduler."
+            )
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_train_end(self) -> None:
         """Estimate running statistics anew where the method asks for it."""

@@ -58,11 +58,16 @@ def locked(folder: str | Path, *, what: str = "run") -> Iterator[None]:
     if key in _held:
         yield
         return
+    new = not place.exists()
     handle = _opened(place)
     try:
         _take(handle, place, what)
         _held[key] = handle
         yield
+    except BaseException:
+        if new:
+            _leave_nothing(place)
+        raise
     finally:
         _held.pop(key, None)
         os.close(handle)  # which gives the lock up
@@ -76,6 +81,14 @@ def _opened(place: Path) -> int:
     except OSError as error:
         what = "it is a file" if place.is_file() else reason(error)
         raise StoreError(f"cannot write to {place}: {what}. Choose another folder.") from error
+
+
+def _leave_nothing(place: Path) -> None:
+    """Remove a folder that was made for the lock and holds nothing else."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in place.iterdir()] == [NAME]:
+            (place / NAME).unlink()
+            place.rmdir()
 
 
 def _take(handle: int, place: Path, what: str) -> None:

@@ -69,6 +69,23 @@ def table(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+def test_int8_costs_of_predicted_variances_have_their_nll(tmp_path: Path) -> None:
+    data = covey.data.load("diabetes")
+    network = covey.zoo.create("mlp", features=data.shape[0], hidden=(8,), classes=2)
+    inputs = data.prepare(data.test.inputs)
+    ensemble = covey.convert(network, covey.BatchEnsemble(members=2), example=inputs, task="gaussian").eval()
+    covey.export(ensemble, tmp_path / "a.onnx", inputs, record=data.record)
+    told = cost_of_int8(tmp_path / "a.onnx", tmp_path / "a.onnx", data)
+    row = next(line.split() for line in told.splitlines() if line.startswith("gaussian_nll"))
+    expected = covey.evaluate(ensemble, data).headline["gaussian_nll"]
+    assert float(row[1]) == pytest.approx(expected, abs=2e-4)
+
+
+def test_a_pt2_file_is_for_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(tmp_path / "a.pt2"), "x.npy"]) == 2
+    assert "is for torch.export.load" in capsys.readouterr().err
+
+
 def test_a_run_is_exported_quantised_and_asked(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import covey
 from covey.calibration import Conformal, Intervals, Margin, Temperature
-from covey.deploy import DeployedEnsemble
+from covey.deploy import DeployedEnsemble, seals
 from covey.deploy.joining import named
 from covey.errors import MissingExtraError
 from law_networks import NETWORKS, call
@@ -302,6 +302,27 @@ def test_metadata_that_are_no_text(deployed: tuple[covey.Ensemble, Path, Tensor]
     (tmp_path / "damaged.onnx").write_bytes(content.replace(b'"format"', b'"form\xbat"'))
     with pytest.raises(covey.CoveyError, match="is damaged: its metadata are no text"):
         DeployedEnsemble(tmp_path / "damaged.onnx")
+
+
+def test_a_weight_that_changed(deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path) -> None:
+    content = bytearray(deployed[1].read_bytes())
+    model = onnx.load(deployed[1])
+    weights = max(model.graph.initializer, key=lambda each: len(each.raw_data)).raw_data
+    content[bytes(content).find(weights) + 2] ^= 4  # one bit, in the fraction of a float
+    (tmp_path / "damaged.onnx").write_bytes(content)
+    with pytest.raises(covey.CoveyError, match="is damaged, or was changed after it was written"):
+        DeployedEnsemble(tmp_path / "damaged.onnx")
+
+
+def test_a_file_without_a_seal_is_an_older_one(
+    deployed: tuple[covey.Ensemble, Path, Tensor], tmp_path: Path
+) -> None:
+    model = onnx.load(deployed[1])
+    (entry,) = (entry for entry in model.metadata_props if entry.key == seals.KEY)
+    assert entry.value != seals.EMPTY
+    model.metadata_props.remove(entry)
+    onnx.save(model, tmp_path / "older.onnx")
+    assert DeployedEnsemble(tmp_path / "older.onnx").about == DeployedEnsemble(deployed[1]).about
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,38 @@ def test_batch_norms_are_folded_where_nothing_else_reads_the_layer() -> None:
     torch.testing.assert_close(fused(x)["member_logits"], ensemble(x))
 
 
+def test_sums_and_relus_write_in_place_where_nobody_else_reads() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.relu()  # of the input, which is the caller's
+            once = self.first(x)
+            twice = (once.relu() + x).relu()  # a ReLU's own answer is not overwritten
+            third = self.second(twice) + once  # `once` is read again
+            return self.head(third.relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 8, 8)
+    ensemble = covey.convert(Residual(), covey.BatchEnsemble(members=2), example=x).eval()
+    for layout in ("contiguous", "channels_last"):
+        fused = covey.fuse(ensemble, x, memory_format=layout)
+        given = x.clone().requires_grad_()
+        found = fused(given)
+        torch.testing.assert_close(found["probs"], ensemble.predict(x).probs, atol=1e-5, rtol=0)
+        assert torch.equal(given, x)
+        (own,) = torch.autograd.grad(found["probs"][:, 0].sum(), given)
+        plain = x.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(ensemble.answer(ensemble(plain)).probs[:, 0].sum(), plain)
+        torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-4)
+        assert targets(fused, aten.relu.default) == 3  # of the input, and of each member's `once`
+        assert targets(fused, aten.relu_.default) == 4
+        assert targets(fused, aten.add_.Tensor) >= 2
+
+
 def test_masked_channels_are_cut_out() -> None:
     network = nn.Sequential(
         nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(),

@@ -53,11 +53,34 @@ def test_what_is_refused(ensemble: covey.Ensemble, tmp_path: Path) -> None:
     broken[1, 2] = torch.nan
     with pytest.raises(covey.CoveyError, match="calibration data hold NaN"):
         covey.export(ensemble, tmp_path / "a.onnx", x, int8=broken)
+    with pytest.raises(covey.CoveyError, match="calibration data hold 0 everywhere, from which no range"):
+        covey.export(ensemble, tmp_path / "a.onnx", x, int8=torch.zeros(4, 4))
     with pytest.raises(covey.CoveyError, match="calibration data are y; the example is x"):
         exporting._calibration(ensemble, {"y": x}, Example.of(ensemble.skeleton(), x))
     with pytest.raises(covey.CoveyError, match="int8 is for ONNX files"):
         covey.export(ensemble, tmp_path / "a.pt2", x, int8=x)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_reads_a_layer_in_float_stays_in_float_too() -> None:
+    """A ReLU behind the layer or behind a sum with its answer, but none behind a later layer."""
+
+    def node(kind: str, inputs: str, output: str) -> onnx.NodeProto:
+        return onnx.helper.make_node(kind, inputs.split(), [output], name=f"{kind}_{output}")
+
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("Relu", "a", "b"),
+        node("Conv", "b w", "c"),
+        node("Add", "c x", "d"),
+        node("Relu", "d", "e"),
+        node("Conv", "e w", "f"),
+        node("Relu", "f", "y"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "three", [], [])
+    assert int8._directly_after(graph, ["Conv_a"]) == ["Relu_b"]
+    assert int8._directly_after(graph, ["Conv_c"]) == ["Relu_e"]
+    assert int8._directly_after(graph, []) == []
 
 
 def test_harm_is_that_of_the_task() -> None:

@@ -135,6 +135,12 @@ class Bag(nn.Module):
         return self.head(self.words(input_ids).mean(1))
 
 
+def test_tokens_may_be_lists() -> None:
+    made = speaker()
+    by_lists = generate(made, PROMPT.tolist(), attention_mask=MASK, max_new_tokens=3)
+    assert torch.equal(by_lists.tokens, generate(made, PROMPT, attention_mask=MASK, max_new_tokens=3).tokens)
+
+
 def test_what_it_refuses() -> None:
     made = speaker()
     with pytest.raises(DataError, match="padded on the right.*pad on the left"):
@@ -143,6 +149,8 @@ def test_what_it_refuses() -> None:
         generate(made, torch.tensor([[33]]))
     with pytest.raises(DataError, match=r"token numbers \(rows, tokens\).*shape \(4,\)"):
         generate(made, PROMPT[0])
+    with pytest.raises(DataError, match="in rows of one length; pad shorter ones on the left"):
+        generate(made, [[1, 2], [3]])
     with pytest.raises(OptionError, match="44 tokens, and the network has positions for 32"):
         generate(made, PROMPT, max_new_tokens=40)
     with pytest.raises(OptionError, match="for draws: set sample=True"):

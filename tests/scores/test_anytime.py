@@ -40,6 +40,24 @@ def test_every_subset_is_scored_by_its_mean_probability(score: str) -> None:
         assert subset.milliseconds > 0
 
 
+def test_numbers_and_quantiles_are_scored_too() -> None:
+    target = X[:, :1] + X[:, 1:2] ** 2
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 1))
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=X[:2], task="regression").eval()
+    found = {subset.members: subset.score for subset in anytime(ensemble, X, target).subsets}
+    assert found[0, 1] == pytest.approx(-(ensemble.predict(X).mean - target).square().mean().item())
+    assert found[0,] == pytest.approx(-(ensemble.member(0)(X) - target).square().mean().item())
+    asked = covey.Quantiles((0.1, 0.5, 0.9))
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=X[:2], task=asked).eval()
+    (both,) = (s for s in anytime(ensemble, X, target[:, 0]).subsets if len(s.members) == 2)
+    answer = ensemble.predict(X)
+    apart = target - answer.quantiles
+    levels = torch.tensor([0.1, 0.5, 0.9])
+    pinball = torch.maximum(levels * apart, (levels - 1) * apart).mean()
+    assert both.score == pytest.approx(-pinball.item(), rel=1e-5)
+
+
 def _fixed() -> Anytime:
     subsets = (
         Subset((0,), 10, 1.0, 0.6),
@@ -94,7 +112,7 @@ def test_many_members_are_chained_greedily() -> None:
 
 def test_bad_input() -> None:
     ensemble = _ensemble()
-    with pytest.raises(covey.CoveyError, match="'accuracy' or 'nll'"):
+    with pytest.raises(covey.CoveyError, match="'accuracy' or 'nll' for classification; got 'f1'"):
         anytime(ensemble, X, Y, score="f1")
     with pytest.raises(covey.CoveyError, match="got 40 and 3"):
         anytime(ensemble, X, Y[:3])

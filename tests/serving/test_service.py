@@ -232,6 +232,10 @@ def test_the_open_inference_protocol(pets, images, wages):
     by_protocol = wages.post("/v2/models/wages/infer", json={"inputs": columns}).json()["outputs"][0]
     plain = wages.post("/predict", json={"rows": [[25, 1.6, "cook", "2021-01-01"]]}).json()
     assert by_protocol["data"] == [plain["predictions"][0]["mean"]]
+    other = {"name": "agee", "shape": [1], "datatype": "FP64", "data": [25]}
+    refused = wages.post("/v2/models/wages/infer", json={"inputs": [*columns, other]})
+    assert refused.status_code == 422
+    assert "there is no column 'agee'" in refused.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from covey import deploy
 from covey.cli import reading
 from covey.cli.calibrated import Kind, read_calibrated
 from covey.cli.flags import parse_one
+from covey.combine import raw_variance
 from covey.data import Data
 from covey.data.inputs import prepare, read_inputs
 from covey.deploy.int8 import processor_has_vnni
@@ -25,7 +26,7 @@ from covey.tables import text_table
 
 CHECKED = 16  # samples that a file must answer as the ensemble does
 CALIBRATED = 256  # samples that int8 is calibrated on
-SCORES = ("accuracy", "nll", "ece", "auroc", "pinball", "rmse")
+SCORES = ("accuracy", "nll", "ece", "auroc", "pinball", "rmse", "gaussian_nll")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,19 @@ class _Answers(nn.Module):
             logits = torch.from_numpy(found["probs"]).clamp_min(1e-30).log()
             # of pixels, networks give classes first
             return logits.movedim(-1, 1) if logits.ndim == 4 else logits
-        return torch.from_numpy(found["mean"] if "mean" in found else found["quantiles"])
+        if "quantiles" in found:
+            return torch.from_numpy(found["quantiles"])
+        mean = torch.from_numpy(found["mean"])
+        if self.deployed.about["task"] != "gaussian":
+            return mean
+        variance = torch.from_numpy(found["epistemic"] + found["aleatoric"])
+        return torch.cat([mean, raw_variance(variance)], -1)
+
+    @property
+    def task(self) -> Any:
+        """What `evaluate` has to know of it."""
+        told = self.deployed.about["task"]
+        return told if told == "gaussian" else Quantiles.of(told)
 
 
 def cost_of_int8(plain: Path, small: Path, data: Data) -> str:
@@ -125,7 +138,7 @@ def cost_of_int8(plain: Path, small: Path, data: Data) -> str:
     columns: dict[str, dict[str, float]] = {}
     for name, path in (("float", plain), ("int8", small)):
         answers = _Answers(path)
-        scores = evaluate(answers, data, task=Quantiles.of(answers.deployed.about["task"]))
+        scores = evaluate(answers, data, task=answers.task)
         found = {key: value for key, value in scores.headline.items() if value is not None}
         found["MB"] = path.stat().st_size / 1e6
         columns[name] = found

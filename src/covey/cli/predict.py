@@ -102,6 +102,11 @@ def _answering(path: Path, own: PredictFlags) -> tuple[Callable[[Tensor], Any], 
             )
 
         return deployed.predict, deployed.about["data"], deployed.about["task"]
+    if path.suffix == ".pt2":
+        raise UsageError(
+            f"covey predict runs folders of runs and .onnx files; {path} is for torch.export.load. Export it again "
+            "with --to onnx, or name the run's folder."
+        )
     record = reading.read_settings(path)["record"]
     ensemble = read_calibrated(path, own.network, own.temperature)
     # Whether answers are finite is checked over all batches and with the inputs' names.

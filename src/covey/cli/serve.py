@@ -175,4 +175,5 @@ def _measured(ensemble: Ensemble, folder: Path, batch: int) -> Anytime:
             f"--anytime scores members on validation data, and {folder} was trained without any."
         )
     inputs, targets = next(data.validation.in_order(_SCORED))
-    return anytime(ensemble, data.prepare(inputs), targets, score="nll", batch=batch)
+    score = "nll" if ensemble.task == "classification" else None
+    return anytime(ensemble, data.prepare(inputs), targets, score=score, batch=batch)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from covey.data.inputs import check_record
-from covey.deploy import metadata
+from covey.deploy import metadata, seals
 from covey.deploy.file_checks import OF_MEMBERS, answered, check_batches, check_equal_to, check_lengths
 from covey.deploy.fusing import (
     TOLERANCE,
@@ -30,6 +28,7 @@ from covey.deploy.fusing import (
 )
 from covey.deploy.int8 import Quantised, quantise
 from covey.deploy.joining import join
+from covey.deploy.onnx_file import cause, write_onnx
 from covey.deploy.session import fits, open_session, results
 from covey.deploy.simplify import merge_equal, without_copies
 from covey.deploy.tracing import Example, quiet
@@ -42,9 +41,6 @@ from covey.networks.calls import arguments
 from covey.options import check_choice, check_least, check_whole
 
 KINDS = {"onnx": ".onnx", "pt2": ".pt2"}
-LARGEST = 2**31 - 1
-"""Bytes that one ONNX file can have."""
-
 SHORTEST = 4
 """Steps that an example must have for a file that takes any number of them."""
 
@@ -177,7 +173,7 @@ def _with_any_length(ensemble: Ensemble, path: Path, given: Example, settings: _
     try:
         return _written(ensemble, path, replace(given, any_length=True), settings)
     except Exception as error:  # torch's, ONNX Runtime's or ours: whatever it is, one length may still do
-        _log.debug("no file for sequences of any length: %s", _cause(error))
+        _log.debug("no file for sequences of any length: %s", cause(error))
         return None
 
 
@@ -206,6 +202,8 @@ def _written(ensemble: Ensemble, path: Path, given: Example, settings: _Settings
             with new_file(path.parent) as twin:
                 quantised = quantise(draft, twin, calibration, limit=settings.int8_limit)
                 draft.write_bytes(twin.read_bytes())
+        if kind == "onnx":
+            seals.seal(draft)
     lengths: Lengths | None = "any" if given.any_length else max(given.lengths, default=None)
     return Exported(path, path.stat().st_size, outputs, far, quantised, lengths=lengths)
 
@@ -321,95 +319,6 @@ def _program(module: nn.Module, example: Example) -> ExportedProgram:
         return torch.export.export(module, example.tensors, dynamic_shapes=shapes)
 
 
-def _write_onnx(program: ExportedProgram, path: Path, about: Mapping[str, Any]) -> None:
-    model = _translated(program, about)
-    for old in list(model.metadata_props):
-        model.metadata_props.remove(old)
-    _without_traces(model.graph)
-    entry = model.metadata_props.add()
-    entry.key, entry.value = metadata.KEY, metadata.as_text(about)
-    model.producer_name = "covey"
-    if model.ByteSize() > LARGEST:
-        raise StoreError(
-            f"the file would have {model.ByteSize() / 1e9:.1f} GB, and an ONNX file holds at most 2.1. Take "
-            "weights='stored', which holds what members share once, or to='pt2'."
-        )
-    path.write_bytes(model.SerializeToString())
-
-
-def _translated(program: ExportedProgram, about: Mapping[str, Any]) -> Any:
-    """The graph in ONNX's operations."""
-    _sort_as_onnx_does(program.graph)
-    with _quiet_onnx():
-        try:
-            found = torch.onnx.export(
-                program,
-                dynamo=True,
-                verbose=False,
-                input_names=list(about["inputs"]),
-                output_names=list(about["outputs"]),
-                optimize=about["weights"] == "made",  # which computes all constants, stored weights too
-            )
-        except Exception as error:  # the exporter's own, whose base says nothing, or whatever it ran into
-            raise ConversionError(
-                f"ONNX has no words for this network: {_cause(error)}. Write it as to='pt2' instead, or fuse it."
-            ) from error
-    assert found is not None
-    _name_apart(found.model.graph)
-    return found.model_proto
-
-
-def _sort_as_onnx_does(graph: Graph) -> None:
-    """Name torch's stable sort as the plain one, which ONNX has: there equal values keep their order anyway."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
-        given = node.kwargs
-        node.target = torch.ops.aten.sort.default
-        node.args = (node.args[0], given.get("dim", -1), given.get("descending", False))
-        node.kwargs = {}
-
-
-def _name_apart(graph: Any) -> None:
-    """Rename tensors inside the graph that have an output's name, which torch gives to a network's own mean too."""
-    names = {output.name for output in graph.outputs}
-    for node in graph.all_nodes():
-        for tensor in node.outputs:
-            if tensor.name in names and not tensor.is_graph_output():
-                tensor.name = f"{tensor.name}_inside"
-
-
-def _cause(error: BaseException) -> str:
-    """What the exporter stumbled over, at the bottom of what it says of itself."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _without_traces(graph: Any) -> None:
-    """Leave out the lines of code that torch notes with every node: they are nobody's business."""
-    del graph.metadata_props[:]
-    for each in (*graph.node, *graph.value_info, *graph.input, *graph.output):
-        del each.metadata_props[:]
-        each.doc_string = ""
-
-
-@contextmanager
-def _quiet_onnx() -> Iterator[None]:
-    """Without what torch's exporter says about its own insides."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        warnings.filterwarnings("ignore", message=".*axis name.*")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
 def _write_pt2(program: ExportedProgram, path: Path, about: Mapping[str, Any]) -> None:
     with quiet(), path.open("wb") as file:
         torch.export.save(program, file, extra_files={f"{metadata.KEY}.json": metadata.as_text(about)})
@@ -425,5 +334,5 @@ def _read_pt2(path: Path, example: Example) -> dict[str, Tensor]:
         return torch.export.load(file).module()(*example.tensors)
 
 
-WRITERS = {"onnx": _write_onnx, "pt2": _write_pt2}
+WRITERS = {"onnx": write_onnx, "pt2": _write_pt2}
 READERS = {"onnx": _read_onnx, "pt2": _read_pt2}

@@ -18,12 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from covey.deploy import metadata
+from covey.deploy import metadata, seals
 from covey.deploy.session import axes, fits, open_session, results
 from covey.errors import ConversionError, DataError
 from covey.extras import load
 
 OPERATIONS = ("Conv", "Gemm", "MatMul")
+"""The layers."""
+
+BETWEEN = ("Relu",)
+"""What also runs in int8 between layers, since leaving int8 and coming back costs more than it does."""
+
 CALIBRATED = 128
 """How many samples ranges are measured on."""
 
@@ -84,7 +89,8 @@ def quantise(source: Path, target: Path, inputs: Sequence[np.ndarray], *, limit:
         if count and not ranked:
             ranked = _ranked(source, inputs, layers)
         in_float = tuple(ranked[:count])
-        _quantised(source, target, [array[:CALIBRATED] for array in inputs], exclude=in_float)
+        apart = (*in_float, *_directly_after(model.graph, in_float))
+        _quantised(source, target, [array[:CALIBRATED] for array in inputs], exclude=apart)
         harm = _harm(_answers(target, inputs), reference, task)
         if harm <= limit:
             _keep_metadata(model, target)
@@ -108,6 +114,12 @@ def _check_inputs(source: Path, inputs: Sequence[np.ndarray]) -> None:
             raise DataError(
                 "the int8 calibration data hold NaN or infinite numbers, from which no range follows; give finite ones."
             )
+    numbers = [array for array in inputs if array.dtype.kind == "f"]
+    if numbers and all(array.size > 1 and array.min() == array.max() for array in numbers):
+        raise DataError(
+            f"the int8 calibration data hold {numbers[0].flat[0]:g} everywhere, from which no range follows; give "
+            "inputs such as the network will meet."
+        )
 
 
 def _answers(path: Path, inputs: Sequence[np.ndarray], batch: int = 64) -> np.ndarray:
@@ -145,6 +157,19 @@ def _ranked(source: Path, inputs: Sequence[np.ndarray], layers: Sequence[str]) -
     return sorted(layers, key=lambda name: -moved[name])
 
 
+def _directly_after(graph: Any, layers: Sequence[str]) -> list[str]:
+    """What reads these layers' answers through nothing but sums: in int8 it would round them after all."""
+    answers: set[str] = set()
+    found = []
+    for node in graph.node:  # in the order in which they run
+        reads = not answers.isdisjoint(node.input)
+        if node.name in layers or (node.op_type == "Add" and reads):
+            answers.update(node.output)
+        elif node.op_type in BETWEEN and reads:
+            found.append(node.name)
+    return found
+
+
 def _quantised(
     source: Path,
     target: Path,
@@ -165,7 +190,7 @@ def _quantised(
             reduce_range=not processor_has_vnni(),
             activation_type=tools.QuantType.QUInt8,
             weight_type=tools.QuantType.QInt8,
-            op_types_to_quantize=list(OPERATIONS),
+            op_types_to_quantize=[*OPERATIONS, *BETWEEN],
             nodes_to_quantize=list(only),
             nodes_to_exclude=list(exclude),
         )
@@ -193,7 +218,7 @@ def _keep_metadata(model: Any, target: Path) -> None:
     written = onnx.load(str(target))
     del written.metadata_props[:]
     for entry in model.metadata_props:
-        if entry.key == metadata.KEY:
+        if entry.key in (metadata.KEY, seals.KEY):
             written.metadata_props.add(key=entry.key, value=entry.value)
     target.write_bytes(written.SerializeToString())
 

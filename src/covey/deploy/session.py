@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.deploy import metadata
+from covey.deploy import metadata, seals
 from covey.errors import DataError, StoreError
 from covey.extras import load
 from covey.files import is_ordinary
@@ -35,8 +35,10 @@ class DeployedEnsemble:
     def __init__(self, path: str | Path, *, threads: int | None = None) -> None:
         self.path = Path(path)
         self.session = open_session(self.path, threads=threads)
-        self.about = metadata.read(_text(self.session, self.path), self.path)
+        entries = _entries(self.session, self.path)
+        self.about = metadata.read(entries.get(metadata.KEY), self.path)
         _check_graph(self.session, self.about, self.path)
+        seals.check_seal(entries.get(seals.KEY), self.path)
 
     def __call__(self, *inputs: Any) -> dict[str, np.ndarray]:
         """The answer by name, for inputs in the order of the file's."""
@@ -62,10 +64,10 @@ class DeployedEnsemble:
         return answer
 
 
-def _text(session: Any, path: Path) -> str | None:
-    """The metadata as they stand in the file; None if there are none."""
+def _entries(session: Any, path: Path) -> dict[str, str]:
+    """The metadata as they stand in the file, by key."""
     try:
-        return session.get_modelmeta().custom_metadata_map.get(metadata.KEY)
+        return session.get_modelmeta().custom_metadata_map
     except UnicodeDecodeError as error:
         raise StoreError(f"{path} is damaged: its metadata are no text ({error}).") from error
 
@@ -124,6 +126,8 @@ def open_session(source: Path | bytes, *, threads: int | None = None) -> Any:
     runtime = load("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
+    # Else its threads go on spinning after an answer, which takes the processor from whatever runs next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     if isinstance(source, Path) and not is_ordinary(source):

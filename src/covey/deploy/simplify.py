@@ -24,6 +24,8 @@ _COPIES = (
     _aten.detach_.default,  # of a tensor that is made in the code: it counts as a change, and torch refuses to run it
     _aten.lift_fresh_copy.default,
 )
+_IN_PLACE = {_aten.relu.default: _aten.relu_.default, _aten.add.Tensor: _aten.add_.Tensor}
+_MAKES_NEW = (*CONVOLUTIONS, LINEAR, _aten.add.Tensor, _aten.add_.Tensor)
 _UNSAFE = (torch.Tag.nondeterministic_seeded,)
 
 
@@ -82,6 +84,28 @@ def _key(value: Any) -> Any:
 def _is_random(node: Node) -> bool:
     tags = getattr(node.target, "tags", ())
     return any(tag in tags for tag in _UNSAFE)
+
+
+def write_in_place(graph: Graph) -> None:
+    """Let additions and ReLUs write into what a layer or an addition just made for them alone.
+
+    Gradients with respect to inputs stay right: neither a layer nor an addition keeps its result for them.
+    """
+    for node in graph.nodes:
+        if node.target not in _IN_PLACE or not _may_overwrite(node):
+            continue
+        node.target = _IN_PLACE[node.target]
+
+
+def _may_overwrite(node: Node) -> bool:
+    """Whether the first operand is new, read by nobody else, and as large as the result."""
+    operand = node.args[0]
+    if not isinstance(operand, Node) or operand.target not in _MAKES_NEW or len(operand.users) != 1:
+        return False
+    own, result = (each.meta.get("val") for each in (operand, node))
+    if not isinstance(own, Tensor) or not isinstance(result, Tensor):
+        return False
+    return operand not in node.args[1:] and (own.shape, own.dtype) == (result.shape, result.dtype)
 
 
 def fold_batch_norms(graph: Graph, constants: Constants, *, keep_shared: bool = False) -> None:

@@ -49,7 +49,7 @@ class Generation:
 @torch.no_grad()
 def generate(
     ensemble: Ensemble,
-    prompt: Tensor | str | Sequence[str],
+    prompt: Tensor | Sequence[Sequence[int]] | str | Sequence[str],
     *,
     attention_mask: Tensor | None = None,
     tokenizer: Any = None,
@@ -67,7 +67,7 @@ def generate(
 
     Args:
         ensemble: of a causal language model.
-        prompt: token numbers (B, T), or text with `tokenizer`.
+        prompt: token numbers (B, T), as a tensor or lists, or text with `tokenizer`.
         attention_mask: (B, T), zeros where a shorter prompt is padded, which must be on the left.
         tokenizer: makes tokens of text and text of tokens.
         max_new_tokens: where a row ends that did not end by itself.
@@ -210,7 +210,10 @@ def _drawn(
 
 
 def _prompt(
-    ensemble: Ensemble, prompt: Tensor | str | Sequence[str], mask: Tensor | None, tokenizer: Any
+    ensemble: Ensemble,
+    prompt: Tensor | Sequence[Sequence[int]] | str | Sequence[str],
+    mask: Tensor | None,
+    tokenizer: Any,
 ) -> tuple[Tensor, Tensor]:
     """Tokens (B, T) and their mask, on the ensemble's device."""
     network = ensemble.skeleton()
@@ -218,6 +221,8 @@ def _prompt(
         check_tokenizer(network, tokenizer)
     if isinstance(prompt, Tensor):
         tokens = prompt
+    elif not isinstance(prompt, str) and not all(isinstance(row, str) for row in prompt):
+        tokens = _numbers(prompt)
     else:
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: generate(ensemble, text, tokenizer=...).")
@@ -242,6 +247,17 @@ def _prompt(
     check_tokens(network, {"input_ids": tokens})
     device = next(ensemble.parameters()).device
     return tokens.to(device), mask.to(device)
+
+
+def _numbers(prompt: Any) -> Tensor:
+    """Token numbers that are no tensor yet."""
+    try:
+        return torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            "the prompt is text, or token numbers (rows, tokens) in rows of one length; pad shorter ones on the left, "
+            "and say where with attention_mask."
+        ) from error
 
 
 def _ends(ensemble: Ensemble, eos: int | Sequence[int] | None, padding: int | None) -> tuple[Tensor, int]:

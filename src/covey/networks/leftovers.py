@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from covey.networks.held import CONTAINERS, DEPTH, LARGE, STANDARD, is_plain_object, slots_of
 
 _STANDARD = STANDARD - {"_buffers", "_modules"}
+_ATOMS = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
+"""What most attributes are, and nothing can be kept in."""
 
 
 @contextmanager
@@ -108,7 +110,7 @@ class _Holder:
             self._restore_attributes()
 
     def _look_into(self, value: Any, depth: int) -> None:
-        if depth == 0 or isinstance(value, nn.Module | Tensor | str):
+        if type(value) in _ATOMS or depth == 0 or isinstance(value, nn.Module | Tensor | str):
             return
         if isinstance(value, CONTAINERS):
             self.contents.append(_Contents(value))

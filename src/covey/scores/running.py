@@ -53,7 +53,7 @@ def evaluate(
     *,
     ood: Mapping[str, Any] | None = None,
     validation: Any = None,
-    task: Literal["classification", "language", "regression", "segmentation", "multilabel"]
+    task: Literal["classification", "language", "regression", "gaussian", "segmentation", "multilabel"]
     | Quantiles
     | None = None,
     batch_size: int = 256,
@@ -73,7 +73,7 @@ def evaluate(
         ood: more sets of out-of-distribution inputs by name: tensors, arrays, data sets or loaders.
         validation: data for calibration, as `data`; by default the data's own validation split.
         task: what is predicted, where neither the data nor the ensemble says; "classification" by default. For a plain
-            network that answers with quantiles, these.
+            network that answers with quantiles, these; for one that answers with means and raw variances, "gaussian".
         batch_size: samples in a batch.
         limit: use at most this many samples of each set, the first ones.
         ignore_index: the label of samples, or of positions in them, that do not count, such as -100, as in `Recipe`.
@@ -83,7 +83,7 @@ def evaluate(
         half: store the outputs as float16.
     """
     model = evaluated_model(ensemble)
-    if isinstance(task, Quantiles):
+    if isinstance(task, Quantiles) or task == "gaussian":
         model, task = replace(model, task=str(task)), "regression"
     sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit, ignore_index=ignore_index)
     with nullcontext() if folder is None else locked(folder):

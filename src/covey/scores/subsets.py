@@ -14,14 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.combine import Answer, Prediction
+from covey.combine import Answer, Prediction, Regression
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
+from covey.quantiles import KIND, QuantileAnswer, kind_of
 
 from .cost import multiply_adds, timings
 
 MANY = 12
 """With more members than this only a greedy chain of subsets is scored, not all 2^M."""
+
+SCORES = {
+    "classification": ("accuracy", "nll"),
+    "regression": ("mse",),
+    "gaussian": ("mse",),
+    KIND: ("pinball",),
+}
+"""What subsets are compared by, for each task; the first by default."""
 
 CostAxis = Literal["milliseconds", "multiply_adds"]
 """What subsets are compared by."""
@@ -130,7 +139,7 @@ def anytime(
     inputs: Tensor,
     targets: Tensor,
     *,
-    score: str = "accuracy",
+    score: str | None = None,
     batch: int = 64,
     repeats: int = 7,
 ) -> Anytime:
@@ -141,12 +150,13 @@ def anytime(
     Args:
         ensemble: any; members may differ in shape.
         inputs: held-out inputs, (N, ...).
-        targets: their labels, (N,).
-        score: "accuracy", or "nll" for the mean log-likelihood.
+        targets: their labels or numbers, (N, ...).
+        score: of classes "accuracy" (the default) or "nll" for the mean log-likelihood; of numbers "mse"; of quantiles
+            "pinball". All are turned so that higher is better.
         batch: batch size to time, at most N.
         repeats: timed runs for each member, of which the median counts.
     """
-    _check(inputs, targets, score)
+    score = _check(ensemble, inputs, targets, score)
     batch = min(batch, len(inputs))
     outputs, adds, milliseconds = [], [], []
     for member in range(ensemble.members):
@@ -173,13 +183,21 @@ def anytime(
     return Anytime(ensemble, tuple(subsets), batch)
 
 
-def _check(inputs: Tensor, targets: Tensor, score: str) -> None:
-    if score not in ("accuracy", "nll"):
-        raise EvaluationError(f"score is 'accuracy' or 'nll'; got {score!r}.")
+def _check(ensemble: Ensemble, inputs: Tensor, targets: Tensor, score: str | None) -> str:
+    """The score's name, if it is one of the ensemble's task and there is something to score."""
+    kind = kind_of(ensemble.task)
+    if kind not in SCORES:
+        raise EvaluationError(
+            f"subsets are scored by classes, numbers or quantiles; this ensemble's task is {ensemble.task!r}."
+        )
+    score = score or SCORES[kind][0]
+    if score not in SCORES[kind]:
+        raise EvaluationError(f"score is {' or '.join(map(repr, SCORES[kind]))} for {kind}; got {score!r}.")
     if not len(inputs) or len(inputs) != len(targets):
         raise EvaluationError(
             f"inputs and targets are as many, at least one; got {len(inputs)} and {len(targets)}."
         )
+    return score
 
 
 def _member_outputs(ensemble: Ensemble, x: Tensor, member: int) -> Tensor:
@@ -214,8 +232,11 @@ def _greedy_chain(members: int, measured: Callable[[Sequence[int]], Subset]) -> 
 
 
 def _score(answer: Answer, targets: Tensor, score: str) -> float:
-    if not isinstance(answer, Prediction):
-        raise EvaluationError("subsets are scored by class; this ensemble's task is another.")
+    if isinstance(answer, Regression):
+        return -float((answer.mean - targets.reshape(answer.mean.shape)).square().mean())
+    if isinstance(answer, QuantileAnswer):
+        return -float(answer.asked(answer.quantiles, targets).mean())
+    assert isinstance(answer, Prediction)
     if score == "accuracy":
         return float((answer.label == targets).double().mean())
     log_probs = answer.log_probs.flatten(0, -2)
