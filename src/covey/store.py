@@ -17,7 +17,6 @@ config.json says of it, then the ensemble without memory with that header. Only 
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import math
 import os
@@ -27,14 +26,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from covey import bases, registry, tensor_files
 from covey import calibration as calibrations
 from covey import layout as layouts
 from covey.calibration import Temperature, from_dict
 from covey.ensemble import Ensemble
-from covey.errors import ConversionError, CoveyError, OptionError, StoreError
+from covey.errors import CoveyError, OptionError, StoreError
 from covey.files import write_text
 from covey.layout import Layout
 from covey.losses import loss_of
@@ -58,6 +56,7 @@ from covey.schema import (
 )
 from covey.seeds import random_state_kept
 from covey.tensor_files import Header, digest, read_header, read_tensors, write_tensors
+from covey.trial import Bounded, check_fits, check_members
 from covey.version import __version__
 from covey.ways import WAYS
 from covey.zoo import names
@@ -66,7 +65,6 @@ FORMAT = 2
 FIRST_FORMAT = 1  # had no layout; it is worked out from what it had
 CONFIG = "config.json"
 MOST_MEMBERS = 1 << 16
-_TRIED = 128  # members that are made on trial
 _MEMORY_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
 _RUN = Word(("auto", *WAYS))
 _SIZES = Many(Many(Whole(), most=3))
@@ -175,9 +173,9 @@ def load(folder: str | Path, network: nn.Module | list[nn.Module] | None = None)
         with Bounded(20_000 + 1_000 * len(header.tensors)):
             ensemble = _built(config, networks, header)
     taken = _from_base(config, network, folder)
-    _check_fits(ensemble, {**header.tensors, **tensor_files.listing(taken)}, path)
+    check_fits(ensemble, {**header.tensors, **tensor_files.listing(taken)}, path)
     with _explained(folder / CONFIG):
-        _check_members(ensemble)
+        check_members(ensemble)
     _, tensors = read_tensors(path)
     ensemble.load_state_dict({**tensors, **taken}, assign=True)
     frozen = config.get("frozen")  # the first format did not say
@@ -228,32 +226,6 @@ def _layout(config: Mapping[str, Any], method: Any, bodies: list[Anatomy], heade
     shared = tuple(tuple(body["shared"]) for body in config["bodies"])
     layout = method.recall(bodies, config["extra"], header.shapes)
     return Layout(shared, layout.tensors, layout.notes, layout.facts)
-
-
-class Bounded(TorchDispatchMode):
-    """Stops a build that goes on and on, because a number in config.json was made very large.
-
-    Args:
-        operations: of torch that the build may take, far more than it needs.
-        elements: of the largest tensor that it may make; any number if not given.
-    """
-
-    def __init__(self, operations: int, elements: int | None = None) -> None:
-        super().__init__()
-        self.left = operations
-        self.elements = elements
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise ConversionError(
-                "it would have far more tensors than were stored; a number in it was changed."
-            )
-        made = func(*args, **(kwargs or {}))
-        # A tensor that is too large is found before memory is: what was never written to takes none.
-        if self.elements is not None and isinstance(made, torch.Tensor) and made.numel() > self.elements:
-            raise ConversionError("it would be far larger than what was stored; a number in it was changed.")
-        return made
 
 
 @contextlib.contextmanager
@@ -401,42 +373,3 @@ def _check_constants(network: nn.Module, stored: Mapping[str, Any], folder: Path
             "parameter nor a buffer, so it was not stored: give a network with the same values, or make it a buffer "
             "(register_buffer) before converting."
         )
-
-
-def _check_fits(ensemble: Ensemble, found: Mapping[str, list], path: Path) -> None:
-    """Refuse tensors that are not those of the ensemble, before memory is asked for."""
-    expected = tensor_files.listing(ensemble.state_dict())
-    for name in [*expected, *found]:
-        ours, theirs = _described(expected.get(name)), _described(found.get(name))
-        if ours != theirs:
-            raise StoreError(f"{path} does not fit: {name!r} should be {ours} and is {theirs}.")
-
-
-def _check_members(ensemble: Ensemble) -> None:
-    """Refuse a layout from which members cannot be made, by making them without memory."""
-    trial = copy.deepcopy(ensemble).to("meta")  # a copy, because parts may keep what they have generated
-    step = max(1, ensemble.members // _TRIED)
-    for k in range(0, ensemble.members, step):
-        buffers, row = trial.buffers_of(k)
-        with torch.no_grad():
-            made = {**trial.tensors(k), **buffers.member(row)}
-        for name in trial.records[trial.network_of(k)].get("rewrites", ()):
-            if name not in made:
-                raise ConversionError(
-                    f"the network is said to change {name!r} in place, which it does not have."
-                )
-        for name, wanted in listing(trial.skeleton(k)).items():
-            if name not in made or list(made[name].shape) != wanted[0]:
-                found = tuple(made[name].shape) if name in made else "no such tensor"
-                raise ConversionError(
-                    f"member {k}'s {name!r} should have shape {tuple(wanted[0])} and comes out as {found}."
-                )
-
-
-def _described(entry: list | None) -> str:
-    """A tensor's shape and whether it holds fractions; an ensemble may be stored in another precision."""
-    if entry is None:
-        return "no such tensor"
-    shape, dtype = entry
-    kind = "floating point" if getattr(torch, dtype).is_floating_point else dtype
-    return f"{tuple(shape)} of {kind}"

@@ -18,7 +18,7 @@ from covey.extras import load
 from covey.files import write_text
 from covey.schema import Named, Record, Whole, Word, read_json
 from covey.seeds import random_state_kept
-from covey.store import Bounded
+from covey.trial import Bounded
 
 FILE = "network.json"
 _SPEC = Record({"class": Word(), "config": Named(), "tensors": Whole(1, 1 << 20)})

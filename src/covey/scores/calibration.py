@@ -24,6 +24,9 @@ from covey.quantiles import ROUNDING, QuantileAnswer
 LOWEST, HIGHEST = 0.02, 50.0
 """Temperatures end here: on validation data without any error the best one would be 0."""
 
+LEAST_FOR_CONFORMAL = 9
+"""Conformal sets at 90 % can promise nothing with fewer validation samples."""
+
 
 def fit_temperature(logits: Tensor, labels: Tensor, *, kind: str = "pooled") -> Temperature:
     """The temperatures of least NLL on validation logits (M, N, C) and labels (N,), 0.02 to 50.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 import json
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from covey.calibration import from_dict
 from covey.errors import EvaluationError, StoreError
@@ -203,3 +206,20 @@ _FURTHER = (
     "mean_corruption_ece",
 )
 """Scores of diversity and robustness that the headline shows."""
+
+
+def about(record: Record) -> dict[str, Any]:
+    """What was scored, in numbers."""
+    ood_samples = {}
+    for name, outputs in record.ood.items():
+        ood_samples[name] = outputs.shape[1]
+    return {
+        "task": record.task,
+        "members": record.members,
+        "samples": record.outputs.shape[1],
+        "outputs": record.outputs.shape[2],
+        "classes": list(record.classes),
+        "ood": ood_samples,
+        "validation": 0 if record.validation is None else len(record.validation[1]),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,34 +12,31 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from covey.calibration import Conformal, Intervals, Temperature
-from covey.combine import MultiLabel, Prediction, Regression
+from covey.calibration import Conformal, Temperature
+from covey.combine import MultiLabel, Prediction
 from covey.data import Data
 from covey.locks import locked
-from covey.quantiles import KIND, QuantileAnswer, Quantiles, kind_of
+from covey.quantiles import KIND, Quantiles, kind_of
 
 from . import (
     calibration,
     metrics,
     multilabel,
     ood,
-    quantiles,
-    regression,
     robustness,
     segmentation,
     selective,
 )
+from .calibration import LEAST_FOR_CONFORMAL
 from .classes import class_scores
 from .collect import collect, uncertainty_maps
 from .diversity import diversity_scores
-from .evaluation import CRITERION, OUTPUTS_FILE, Evaluation
+from .evaluation import CRITERION, OUTPUTS_FILE, Evaluation, about
 from .examples import Shown, examples
 from .held_out import held_out
 from .model import evaluated_model
+from .numbers_scored import score_quantiles, score_regression
 from .record import Record
-
-LEAST_FOR_CONFORMAL = 9
-"""Conformal sets at 90 % can promise nothing with fewer validation samples."""
 
 HISTOGRAM_BINS = 30
 
@@ -146,7 +142,7 @@ def _score_classes(record: Record, shown: Shown, stored: Temperature | None) -> 
     return Evaluation(
         scores=scores,
         curves=_curves(prediction, labels, outside),
-        about=_about(record),
+        about=about(record),
         notes=_notes(record, scores),
         examples=examples(prediction, labels, outside, shown),
         calibration=fitted,
@@ -189,81 +185,7 @@ def _score_labels(record: Record, shown: Shown, stored: Temperature | None) -> E
         notes.append(f"Labels that are always or never true have no AUROC and average precision: {named}.")
     if record.members == 1:
         notes.append("One member: disagreement is not defined, mutual information is 0.")
-    return Evaluation(scores, curves, _about(record), tuple(notes), record=record)
-
-
-def _score_regression(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
-    prediction = Regression(record.outputs, record.variance)
-    scores = regression.regression_scores(prediction, record.targets)
-    curves = {}
-    notes = _worse_than_the_mean(scores["ensemble"]["rmse"], record.targets)
-    if scores["ensemble"]["gaussian_nll"] is None:
-        notes.append(
-            "Members give points without variances and agree somewhere (or there is one member), so "
-            "likelihood and intervals are not defined."
-        )
-    else:
-        curves["intervals"] = regression.interval_calibration(
-            prediction.mean, prediction.variance, record.targets
-        )
-        if record.variance is None:
-            notes.append("Members give no variance of their own; intervals come from their spread alone.")
-    fitted = _fit_intervals(record, notes)
-    scores["calibration"] = _interval_scores(prediction, record.targets, fitted)
-    return Evaluation(scores, curves, _about(record), tuple(notes), calibration=fitted, record=record)
-
-
-def _score_quantiles(record: Record, shown: Shown, stored: Temperature | None) -> Evaluation:
-    asked = Quantiles.of(record.task)
-    assert asked is not None
-    answer = asked.answer(record.outputs)
-    scores = quantiles.quantile_scores(answer, record.targets)
-    notes = _worse_than_the_mean(scores["ensemble"]["rmse"], record.targets)
-    fitted = {}
-    if record.validation is not None:
-        fitted = _fit_margin(asked.answer(record.validation[0]), record.validation[1], notes)
-    calibrated = {}
-    for name, margin in fitted.items():
-        calibrated[name] = calibration.margin_scores(margin, answer, record.targets)
-    scores["calibration"] = calibrated
-    curves = {"levels": quantiles.levels_below(answer, record.targets)}
-    return Evaluation(scores, curves, _about(record), tuple(notes), calibration=fitted, record=record)
-
-
-def _fit_margin(known: QuantileAnswer, targets: Tensor, notes: list[str]) -> dict[str, Any]:
-    """A conformal margin, fitted on validation data if there are enough."""
-    if len(targets) < LEAST_FOR_CONFORMAL:
-        notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal margin at 90 %.")
-        return {}
-    return {"margin": calibration.fit_margin(known, targets)}
-
-
-def _fit_intervals(record: Record, notes: list[str]) -> dict[str, Any]:
-    """Conformal intervals by name, fitted on the validation outputs if there are enough."""
-    if record.validation is None:
-        return {}
-    outputs, targets = record.validation
-    if len(targets) < LEAST_FOR_CONFORMAL:
-        notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal intervals at 90 %.")
-        return {}
-    known = Regression(outputs, record.validation_variance)
-    fitted = {"absolute": calibration.fit_intervals(known, targets, kind="absolute")}
-    if (known.std > 0).all():
-        fitted["normalised"] = calibration.fit_intervals(known, targets, kind="normalised")
-    else:
-        notes.append("Members agree somewhere, so intervals cannot be normalised by their deviation.")
-    return fitted
-
-
-def _interval_scores(
-    prediction: Regression, targets: Tensor, fitted: Mapping[str, Intervals]
-) -> dict[str, Any]:
-    scores = {}
-    for name, intervals in fitted.items():
-        if name == "normalised" and not (prediction.std > 0).all():
-            continue
-        scores[name] = calibration.interval_scores(intervals, prediction, targets)
-    return scores
+    return Evaluation(scores, curves, about(record), tuple(notes), record=record)
 
 
 SCORERS: dict[str, Callable[[Record, Shown, Temperature | None], Evaluation]] = {
@@ -271,21 +193,10 @@ SCORERS: dict[str, Callable[[Record, Shown, Temperature | None], Evaluation]] = 
     "language": _score_classes,
     "segmentation": _score_pixels,
     "multilabel": _score_labels,
-    "regression": _score_regression,
-    KIND: _score_quantiles,
+    "regression": score_regression,
+    KIND: score_quantiles,
 }
 """How each task is scored."""
-
-
-def _worse_than_the_mean(rmse: float, targets: Tensor) -> list[str]:
-    """A note, if whoever answers with the targets' mean every time does better."""
-    spread = float(targets.double().std(0, correction=0).square().mean().sqrt())
-    if len(targets) < 2 or rmse <= spread:
-        return []
-    return [
-        f"WORSE THAN THE MEAN: the RMSE is {rmse:.4g}; answering with the mean of the targets every time would give "
-        f"{spread:.4g}. Nothing was learned: train longer, lower the learning rate, use AdamW or clip the gradient."
-    ]
 
 
 def _fit_calibrations(record: Record) -> dict[str, Temperature | Conformal]:
@@ -384,19 +295,3 @@ def _notes(record: Record, scores: dict[str, Any]) -> tuple[str, ...]:
     elif len(record.validation[1]) < LEAST_FOR_CONFORMAL:
         notes.append(f"Fewer than {LEAST_FOR_CONFORMAL} validation samples: no conformal sets at 90 %.")
     return tuple(notes)
-
-
-def _about(record: Record) -> dict[str, Any]:
-    ood_samples = {}
-    for name, outputs in record.ood.items():
-        ood_samples[name] = outputs.shape[1]
-    return {
-        "task": record.task,
-        "members": record.members,
-        "samples": record.outputs.shape[1],
-        "outputs": record.outputs.shape[2],
-        "classes": list(record.classes),
-        "ood": ood_samples,
-        "validation": 0 if record.validation is None else len(record.validation[1]),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-    }
