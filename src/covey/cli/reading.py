@@ -93,6 +93,8 @@ def _no_run(folder: Path) -> str:
     """Why a path is no run, and which one was meant if it lies in one."""
     if (folder.parent / SETTINGS).is_file():
         return f"it lies in one, {folder.parent}"
+    if not os.path.lexists(folder):
+        return "there is no such folder"
     return f"it has no {SETTINGS}" if folder.is_dir() else "it is a file; the folder of a run comes first"
 
 
