@@ -66,6 +66,30 @@ def _ratio(row: Row, single: Row, cost: str) -> str:
     return f"{row.mean('cost', cost) / single.mean('cost', cost):.2f}"
 
 
+def promise_time() -> str:
+    """What training and answers take in time, over the single network's."""
+    path = RESULTS / "promise-cost.json"
+    if not path.exists():
+        return "*Not run yet: `python benchmarks/promise_cost.py --write results/promise-cost.json`.*"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    lines = []
+    for label, row in sorted(found["rows"].items(), key=lambda each: each[1]["answers"]["onnx"]["32"]):
+        trained = f"{row['training']:.2f}{' passes' * row['training_in_passes']}"
+        answers = [row["answers"].get(form, {}) for form in ("eager", "onnx")]
+        cells = [f"{form[batch]:.2f}" if batch in form else "-" for form in answers for batch in ("1", "32")]
+        lines.append([WORDS.get(label, label), trained, *cells])
+    headings = (
+        "method",
+        "training step",
+        "eager, batch 1",
+        "eager, batch 32",
+        "ONNX, batch 1",
+        "ONNX, batch 32",
+    )
+    told = f"`{found['command']}`, written {found['written']}, {found['threads']} threads."
+    return f"{markdown(headings, lines)}\n\n{told}"
+
+
 def promise_figure() -> str:
     """NLL and AUROC against multiply-adds, with single networks of three widths as a curve."""
     found = read(PROMISE)
@@ -303,6 +327,7 @@ def regressions() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "promise": promise_table,
     "promise-figure": promise_figure,
+    "promise-time": promise_time,
     "verdicts": lambda: verdicts(PROMISE),
     "budgets": lambda: budgets(PROMISE),
     "tables": tables,

@@ -2,9 +2,10 @@
 
     python benchmarks/promise_cost.py --write results/promise-cost.json
 
-Ratios to the single network in the same run, taken in turns, the fastest of several. Ways of training that end in an
-ensemble train one network for most of the time, so that a step of their result says nothing about them: their training
-is counted in passes of the network. Run it on an idle machine.
+Ratios to the single network, measured in turns with each method, the fastest of several. A file keeps the methods it
+has: a run that was stopped goes on with those that are missing. Ways of training that end in an ensemble train one
+network for most of the time, so that a step of their result says nothing about them: their training is counted in
+passes of the network. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ import covey
 from covey.cli import recipes
 from covey.cli.planned import PlannedRun, from_recipe, planned_runs
 from covey.cli.settings import parse_options
-from covey.deploy.benching import Form, forms, in_turns, measured, single
+from covey.deploy.benching import NETWORK, forms, in_turns, measured, single
 from covey.deploy.tracing import Example
 from covey.files import write_text
 from covey.method import Training
@@ -36,8 +36,8 @@ from covey.zoo.names import build
 
 RECIPE = "promise-fashion-mnist"
 SHAPE, CLASSES = (1, 28, 28), 10
-REFERENCE = "single"
 FORMS = ("eager", "onnx")
+Stored = dict[str, Any]
 
 
 def arms() -> list[PlannedRun]:
@@ -58,7 +58,11 @@ def ensemble_of(arm: PlannedRun, x: Tensor) -> covey.Ensemble:
     """What an arm ends with."""
     options, recipe = arm.settings.options, Recipe(epochs=arm.settings.recipe.epochs)
     method = options.result(recipe) if isinstance(options, Training) else options
-    return covey.convert(network_of(arm), method, example=x[:4], check=False)
+    ensemble = covey.convert(network_of(arm), method, example=x[:4], check=False)
+    with torch.no_grad():  # members that begin alike would be deployed as one
+        for parameter in ensemble.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    return ensemble
 
 
 def step(ensemble: covey.Ensemble, x: Tensor, y: Tensor) -> None:
@@ -67,13 +71,44 @@ def step(ensemble: covey.Ensemble, x: Tensor, y: Tensor) -> None:
     ensemble.loss(x, y).backward()
 
 
-def training(found: dict[str, covey.Ensemble], repeats: int) -> dict[str, float]:
-    """Seconds of a training step of each ensemble."""
+def part(arm: PlannedRun, options: argparse.Namespace) -> Stored:
+    """What one arm costs, over the single network measured in turns with it."""
+    x = torch.randn(max(options.batches), *SHAPE)
+    plain = network_of(arms()[0])
+    ensemble = ensemble_of(arm, x)
+    found: Stored = {"training": training(arm, ensemble, options.repeats), "answers": {}}
+    found["training_in_passes"] = isinstance(arm.settings.options, Training) and not arm.label.startswith(
+        "single"
+    )
+    example = Example.of(plain, x)
+    with tempfile.TemporaryDirectory() as folder:
+        ways, found["missing"] = forms(
+            ensemble.eval(), example, Path(folder), threads=options.threads, among=FORMS
+        )
+        ways = {NETWORK: single(plain.eval(), example), **ways}
+        rows = measured(ways, example, batches=options.batches, repeats=options.repeats, reference=NETWORK)
+    for row in rows:
+        if row.form != NETWORK:
+            found["answers"].setdefault(row.form, {})[str(row.batch)] = row.ratio
+    return found
+
+
+def training(arm: PlannedRun, ensemble: covey.Ensemble, repeats: int) -> float:
+    """A training step over the single network's; of ways of training, their passes of a step of their network."""
+    way = arm.settings.options
     x, y = torch.randn(64, *SHAPE), torch.randint(0, CLASSES, (64,))
-    calls: dict[str, Callable[[], Any]] = {}
-    for label, ensemble in found.items():
-        calls[label] = partial(step, ensemble.train(), x, y)
-    return in_turns(calls, repeats=repeats)
+    alone = _alone(arms()[0], x)
+    own = _alone(arm, x) if isinstance(way, Training) else ensemble.train()
+    passes = way.training_passes if isinstance(way, Training) else 1.0
+    if arm.settings.network == arms()[0].settings.network and isinstance(way, Training):
+        return passes
+    seconds = in_turns({"one": partial(step, alone, x, y), "own": partial(step, own, x, y)}, repeats=repeats)
+    return passes * seconds["own"] / seconds["one"]
+
+
+def _alone(arm: PlannedRun, x: Tensor) -> covey.Ensemble:
+    """An arm's plain network, as an ensemble of one."""
+    return covey.convert(network_of(arm), covey.Replicate(members=1), example=x[:4], check=False).train()
 
 
 def main() -> None:
@@ -83,46 +118,40 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--write", type=Path, help="a JSON file")
+    parser.add_argument("--write", type=Path, help="a JSON file, which keeps what it has")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    x = torch.randn(max(options.batches), *SHAPE)
-    found = {arm.label: ensemble_of(arm, x) for arm in arms()}
-    ways = {arm.label: arm.settings.options for arm in arms()}
-    seconds = training(found, options.repeats)
-    rows: dict[str, dict[str, Any]] = {}
-    for label, way in ways.items():
-        by_passes = isinstance(way, Training)
-        ratio = way.training_passes if by_passes else seconds[label] / seconds[REFERENCE]
-        rows[label] = {"training": ratio, "training_in_passes": by_passes, "answers": {}}
-    with tempfile.TemporaryDirectory() as place:
-        example = Example.of(network_of(arms()[0]), x)
-        calls: dict[str, Form] = {REFERENCE: single(network_of(arms()[0]).eval(), example)}
-        for number, (label, ensemble) in enumerate(found.items()):
-            folder = Path(place) / str(number)
-            folder.mkdir()
-            own, missing = forms(ensemble.eval(), example, folder, threads=options.threads)
-            calls |= {f"{label}: {form}": own[form] for form in FORMS if form in own}
-            rows[label]["missing"] = {form: why for form, why in missing.items() if form in FORMS}
-        for row in measured(
-            calls, example, batches=options.batches, repeats=options.repeats, reference=REFERENCE
-        ):
-            label, _, form = row.form.rpartition(": ")
-            if label:
-                rows[label]["answers"].setdefault(form, {})[str(row.batch)] = row.ratio
+    rows = known(options.write)
+    for arm in arms():
+        if arm.label in rows:
+            continue
+        torch.manual_seed(0)
+        rows[arm.label] = part(arm, options)
+        print(table({arm.label: rows[arm.label]}, options.batches), flush=True)
+        if options.write:
+            write(options, rows)
     print(table(rows, options.batches))
-    if options.write:
-        about = {
-            "command": "python benchmarks/promise_cost.py",
-            "written": time.strftime("%Y-%m-%d"),
-            "threads": options.threads,
-            "torch": torch.__version__,
-        }
-        write_text(options.write, json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
-def table(rows: dict[str, dict[str, Any]], batches: list[int]) -> str:
+def known(path: Path | None) -> Stored:
+    """The rows that a file has."""
+    if path is None or not path.exists():
+        return {}
+    return json.loads(path.read_text(encoding="utf-8"))["rows"]
+
+
+def write(options: argparse.Namespace, rows: Stored) -> None:
+    """Keep all rows."""
+    about = {
+        "command": "python benchmarks/promise_cost.py --write results/promise-cost.json",
+        "written": time.strftime("%Y-%m-%d"),
+        "threads": options.threads,
+        "torch": torch.__version__,
+    }
+    write_text(options.write, json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
+def table(rows: Stored, batches: list[int]) -> str:
     """All ratios, aligned; ~ marks passes."""
     headings = ["method", "training", *(f"{form}, batch {batch}" for form in FORMS for batch in batches)]
     cells = []

@@ -203,8 +203,20 @@ def forms(
     compiled: bool = False,
     int8: Any = None,
     int8_limit: float = 0.005,
+    among: Sequence[str] | None = None,
 ) -> tuple[dict[str, Form], dict[str, str]]:
-    """The forms of an ensemble, and why those that are missing are not possible. Files go to the folder."""
+    """The forms of an ensemble, and why those that are missing are not possible. Files go to the folder.
+
+    Args:
+        ensemble: in eval mode.
+        example: of the largest batch.
+        folder: for files.
+        threads: of ONNX Runtime.
+        compiled: whether the fused module is compiled too.
+        int8: calibration inputs.
+        int8_limit: as in `export`.
+        among: names of the forms to make; all if not given.
+    """
     given = example.first(_CHECKED)
     as_given = given.args if given.args else given.kwargs
 
@@ -234,6 +246,8 @@ def forms(
         ways["compiled"] = lambda: _compiled(ensemble, example)
     found, missing = {}, {}
     for name, make in ways.items():
+        if among is not None and name not in among:
+            continue
         try:
             found[name] = make()
         except CoveyError as error:

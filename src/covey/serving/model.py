@@ -160,7 +160,8 @@ class Model:
             return None
         if self.anytime is None:
             raise RefusedError(
-                422, "budget_ms needs a service that has measured the members of a run: start it with --anytime"
+                422,
+                "budget_ms needs a service that has measured the members of a run: start it with --anytime",
             )
         try:
             return self.anytime.best(budget_ms, samples).members
