@@ -95,14 +95,14 @@ def part(arm: PlannedRun, options: argparse.Namespace) -> Stored:
 
 def training(arm: PlannedRun, ensemble: covey.Ensemble, repeats: int) -> float:
     """A training step over the single network's; of ways of training, their passes of a step of their network."""
-    way = arm.settings.options
-    x, y = torch.randn(64, *SHAPE), torch.randint(0, CLASSES, (64,))
-    alone = _alone(arms()[0], x)
-    own = _alone(arm, x) if isinstance(way, Training) else ensemble.train()
+    way, first = arm.settings.options, arms()[0]
     passes = way.training_passes if isinstance(way, Training) else 1.0
-    if arm.settings.network == arms()[0].settings.network and isinstance(way, Training):
+    if isinstance(way, Training) and arm.settings.network == first.settings.network:
         return passes
-    seconds = in_turns({"one": partial(step, alone, x, y), "own": partial(step, own, x, y)}, repeats=repeats)
+    x, y = torch.randn(64, *SHAPE), torch.randint(0, CLASSES, (64,))
+    own = _alone(arm, x) if isinstance(way, Training) else ensemble.train()
+    calls = {"one": partial(step, _alone(first, x), x, y), "own": partial(step, own, x, y)}
+    seconds = in_turns(calls, repeats=repeats)
     return passes * seconds["own"] / seconds["one"]
 
 

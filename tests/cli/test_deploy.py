@@ -79,6 +79,8 @@ def test_int8_costs_of_predicted_variances_have_their_nll(tmp_path: Path) -> Non
     row = next(line.split() for line in told.splitlines() if line.startswith("gaussian_nll"))
     expected = covey.evaluate(ensemble, data).headline["gaussian_nll"]
     assert float(row[1]) == pytest.approx(expected, abs=2e-4)
+    with pytest.raises(covey.CoveyError, match="the ensemble's own is 'gaussian'; leave task= out"):
+        covey.evaluate(ensemble, data, task=covey.Quantiles((0.1, 0.9)))
 
 
 def test_a_pt2_file_is_for_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

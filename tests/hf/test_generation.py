@@ -151,6 +151,8 @@ def test_what_it_refuses() -> None:
         generate(made, PROMPT[0])
     with pytest.raises(DataError, match="in rows of one length; pad shorter ones on the left"):
         generate(made, [[1, 2], [3]])
+    with pytest.raises(DataError, match="the prompt is text, or token numbers"):
+        generate(made, None)
     with pytest.raises(OptionError, match="44 tokens, and the network has positions for 32"):
         generate(made, PROMPT, max_new_tokens=40)
     with pytest.raises(OptionError, match="for draws: set sample=True"):

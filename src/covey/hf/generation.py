@@ -221,7 +221,7 @@ def _prompt(
         check_tokenizer(network, tokenizer)
     if isinstance(prompt, Tensor):
         tokens = prompt
-    elif not isinstance(prompt, str) and not all(isinstance(row, str) for row in prompt):
+    elif not _is_text(prompt):
         tokens = _numbers(prompt)
     else:
         if tokenizer is None:
@@ -247,6 +247,13 @@ def _prompt(
     check_tokens(network, {"input_ids": tokens})
     device = next(ensemble.parameters()).device
     return tokens.to(device), mask.to(device)
+
+
+def _is_text(prompt: Any) -> bool:
+    """Whether this is one text, or several."""
+    if isinstance(prompt, str):
+        return True
+    return isinstance(prompt, Sequence) and all(isinstance(row, str) for row in prompt)
 
 
 def _numbers(prompt: Any) -> Tensor:

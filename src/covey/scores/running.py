@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from covey.calibration import Conformal, Temperature
 from covey.combine import MultiLabel, Prediction
 from covey.data import Data
+from covey.errors import EvaluationError
 from covey.locks import locked
 from covey.quantiles import KIND, Quantiles, kind_of
 
@@ -80,6 +81,10 @@ def evaluate(
     """
     model = evaluated_model(ensemble)
     if isinstance(task, Quantiles) or task == "gaussian":
+        if model.task not in (None, str(task)):
+            raise EvaluationError(
+                f"task is {task}, and the ensemble's own is {model.task!r}; leave task= out."
+            )
         model, task = replace(model, task=str(task)), "regression"
     sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit, ignore_index=ignore_index)
     with nullcontext() if folder is None else locked(folder):

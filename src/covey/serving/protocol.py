@@ -151,7 +151,7 @@ def _table(tensors: Mapping[str, tuple[str, np.ndarray]], model: Model) -> Tenso
     """One tensor per column, each (N,) or (N, 1)."""
     columns: dict[str, list[Any]] = {}
     count = len(next(iter(tensors.values()))[1])
-    known = [spec["name"] for spec in model.columns]
+    known = {spec["name"] for spec in model.columns}
     for name in tensors:
         if name not in known:
             raise RefusedError(422, f"there is no column {name!r}{suggest(name, known)}; give no others")
