@@ -12,6 +12,7 @@ from covey import checking
 from covey.coverage import Coverage
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
+from covey.garbage import rarely_collected
 from covey.losses import loss_of
 from covey.method import Method, Training
 from covey.networks.anatomy import Anatomy, examine
@@ -23,6 +24,7 @@ from covey.quantiles import Quantiles
 from covey.seeds import random_state_kept
 
 
+@rarely_collected()
 def convert(
     network: nn.Module | Sequence[nn.Module],
     method: Method,
@@ -80,6 +82,7 @@ def convert(
     return ensemble
 
 
+@rarely_collected()
 def dry_run(
     network: nn.Module | Sequence[nn.Module],
     method: Method,

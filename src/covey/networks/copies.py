@@ -38,7 +38,15 @@ def duplicate(network: Network, twins: Mapping[int, Any] | None = None) -> Netwo
     for module in usual:
         state = {}
         for key, value in vars(module).items():
-            state[key] = value if type(value) in _ATOMS else _copied_value(value, memo)
+            kind = type(value)
+            if kind in _ATOMS:
+                state[key] = value
+            elif kind in _CONTAINERS and not value:
+                # most are: ten dicts for hooks in every module
+                made = memo.get(id(value))
+                state[key] = memo[id(value)] = kind() if made is None else made
+            else:
+                state[key] = _copied_value(value, memo)
         memo[id(module)].__setstate__(state)
     return copy.deepcopy(network, memo)
 

@@ -136,8 +136,10 @@ class System:
 
     def gap(self, equation: Equation) -> Expr:
         """One side of an equation less the other, in free symbols."""
-        gap = self.resolve(equation.left) - self.resolve(equation.right)
-        return self._without_data(gap)
+        left, right = self.resolve(equation.left), self.resolve(equation.right)
+        if left == right:  # as most are
+            return sympy.Integer(0)
+        return self._without_data(left - right)
 
     def _without_data(self, gap: Expr) -> Expr:
         """An equation's gap with the input's sizes as numbers, where they do not tell what a width comes from.

@@ -86,7 +86,10 @@ def probe(
         with torch.no_grad(), plain_attention(), fake, watch_operators(facts.observe), Following(facts):
             recorder.is_listening = True
             for mode in (False, True) if in_training else (False,):
-                answer = torch.func.functional_call(skeleton.train(mode), tensors, args, kwargs)
+                # every name is given, those of ties too, so that torch need not look for them
+                answer = torch.func.functional_call(
+                    skeleton.train(mode), tensors, args, kwargs, tie_weights=False
+                )
                 answers.append(output(answer) if output else answer)
     except TorchChangedError:
         raise
