@@ -73,9 +73,7 @@ class Templates(Parameterization):
         self.names = tuple(dict.fromkeys(name for each in self.makeup for name in each))
         self.role, self.gamma, self.keep = role, gamma, keep
         self._numbers = _shares(banks, self.makeup)
-        self._generated = sum(
-            math.prod(made.shape) * len(made.pieces[0].rows) for each in self.makeup for made in each.values()
-        )
+        self._generated = _generated(self.makeup)
         self._places = places(self.members(), len(self.makeup))
         self._kept: dict[tuple, dict[str, Tensor]] = {}
         self._kept_for: list[tuple] = []
@@ -178,10 +176,7 @@ class Templates(Parameterization):
         versions = self._versions()
         if versions is None or self._generated * versions[0][0].element_size() > self.keep * 2**20:
             return self._generate(body, members, alone)
-        if len(versions) != len(self._kept_for) or any(
-            new[0] is not old[0] or new[1:] != old[1:]
-            for new, old in zip(versions, self._kept_for, strict=True)
-        ):
+        if not _same(versions, self._kept_for):
             self._kept, self._kept_for = {}, versions
         key = (body, alone, *members)
         if key not in self._kept:
@@ -229,9 +224,30 @@ class Templates(Parameterization):
         return {name: tensor[0] for name, tensor in made.items()} if alone else made
 
 
+def _same(versions: Sequence[tuple], before: Sequence[tuple]) -> bool:
+    """Whether no parameter has changed; each is a tuple that begins with the parameter itself."""
+    if len(versions) != len(before):
+        return False
+    for new, old in zip(versions, before, strict=True):
+        # parameters are told apart by identity: == would compare their values
+        if new[0] is not old[0] or new[1:] != old[1:]:
+            return False
+    return True
+
+
 def _transformed() -> bool:
     """Whether one of torch.func's transforms or forward-mode differentiation is at work."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
+
+
+def _generated(makeup: Sequence[Mapping[str, Makeup]]) -> int:
+    """How many numbers the tensors of all members have."""
+    count = 0
+    for each in makeup:
+        for made in each.values():
+            members = len(made.pieces[0].rows)
+            count += members * math.prod(made.shape)
+    return count
 
 
 def _filled(made: Makeup, parts: Sequence[Tensor], members: int) -> Tensor:

@@ -30,22 +30,11 @@ def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -
         ensemble: SuperWeights.
         batches: inputs and targets; inputs are a tensor, a tuple or a dict as in `convert`.
     """
-    part, kind = _part(ensemble), loss_of(ensemble.task)
     total: dict[Key, Tensor] = {}
     with ensemble.evaluating():
         for inputs, targets in batches:
-            args, kwargs = arguments(inputs)
             for k in range(ensemble.members):
-                buffers, row = ensemble.buffers_of(k)
-                with torch.no_grad():
-                    tensors = {name: t.detach() for name, t in ensemble.tensors(k).items()}
-                leaves = {name: tensors[name].clone().requires_grad_() for name in part.member(k)}
-                state = {name: t.clone() for name, t in buffers.member(row).items()}
-                with torch.enable_grad():
-                    output = ensemble.call(k, {**tensors, **leaves, **state}, args, kwargs)
-                    value = kind(output, targets) if callable(kind) else loss(output[None], targets, kind)
-                    found = torch.autograd.grad(value, list(leaves.values()))
-                for name, gradient in zip(leaves, found, strict=True):
+                for name, gradient in _gradients_of(ensemble, k, inputs, targets).items():
                     total[k, name] = total.get((k, name), 0) + gradient
     if not total:
         raise TrainingError("there was no batch to take gradients from.")
@@ -58,17 +47,43 @@ def layer_gradients(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -
     return total
 
 
+def _gradients_of(ensemble: Ensemble, k: int, inputs: Any, targets: Tensor) -> dict[str, Tensor]:
+    """One member's loss gradient on one batch, with respect to the weights that templates make."""
+    args, kwargs = arguments(inputs)
+    tensors: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, tensor in ensemble.tensors(k).items():
+            tensors[name] = tensor.detach()
+    leaves: dict[str, Tensor] = {}
+    for name in _part(ensemble).member(k):
+        leaves[name] = tensors[name].clone().requires_grad_()
+    buffers, row = ensemble.buffers_of(k)
+    for name, buffer in buffers.member(row).items():
+        tensors[name] = buffer.clone()  # the call may write to it
+    kind = loss_of(ensemble.task)
+    with torch.enable_grad():
+        output = ensemble.call(k, {**tensors, **leaves}, args, kwargs)
+        value = kind(output, targets) if callable(kind) else loss(output[None], targets, kind)
+        found = torch.autograd.grad(value, list(leaves.values()))
+    return dict(zip(leaves, found, strict=True))
+
+
 def similarity(gradients: Mapping[Any, Tensor], items: Sequence[Any]) -> dict[tuple[Any, Any], float]:
     """Cosines between gradients of all pairs, cropped to the leading channels that both have; 0 where one is 0."""
     found = {}
     for a, b in combinations(items, 2):
-        rows, columns = (
-            min(x, y) for x, y in zip(gradients[a].shape[:2], gradients[b].shape[:2], strict=True)
-        )
-        first, second = (gradients[item][:rows, :columns].double().flatten() for item in (a, b))
-        length = first.norm() * second.norm()
-        found[a, b] = float(first @ second / length) if length > 0 else 0.0
+        found[a, b] = _cosine(gradients[a], gradients[b])
     return found
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """Between what two gradients have in common: their leading rows and columns."""
+    rows = min(len(a), len(b))
+    columns = min(a.shape[1], b.shape[1])
+    first = a[:rows, :columns].double().flatten()
+    second = b[:rows, :columns].double().flatten()
+    length = first.norm() * second.norm()
+    return float(first @ second / length) if length > 0 else 0.0
 
 
 def refine(ensemble: Ensemble, batches: Iterable[tuple[Any, Tensor]]) -> float:

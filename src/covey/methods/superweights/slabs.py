@@ -162,18 +162,26 @@ class Composition:
         pieces: Pieces = {}
         start, first = 0, 0
         for use in self.slabs.values():
-            rows = max(use.rows) + 1
             for user, row in zip(use.users, use.rows, strict=True):
                 place = first + row
-                if each_its_own:  # rows count through member by member, over all slabs
-                    here = rows // self.members
-                    place = user.member * (total // self.members) + first // self.members + row % here
+                if each_its_own:
+                    place = self._own_place(user, row, use, first, total)
                 piece = replace(_piece(FLAT, user, place, fan), start=start)
                 pieces.setdefault((user.layer, user.member), []).append(piece)
-            first += rows
+            first += max(use.rows) + 1
             start = (start + columns * flat_step(use.size, self.length, columns)) % self.length
         alpha = (self.members, total // self.members, columns) if each_its_own else (total, columns)
         return {FLAT: BankSpec((self.length,), alpha, fan)}, pieces
+
+    def _own_place(self, user: User, row: int, use: SlabUse, first: int, total: int) -> int:
+        """Where a user's row stands among all slabs' rows, which count through member by member.
+
+        `first` rows of `total` are those of the slabs before.
+        """
+        of_member = user.member * (total // self.members)
+        of_slab = first // self.members
+        rows_here = (max(use.rows) + 1) // self.members
+        return of_member + of_slab + row % rows_here
 
     def _members(self, body: int) -> list[int]:
         """The members that are rows of a network."""
