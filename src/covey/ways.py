@@ -24,6 +24,7 @@ from covey.errors import ConversionError, OptionError
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble
+    from covey.parameterization import Parameterization
 
 
 @dataclass
@@ -140,63 +141,93 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     return output, {name: tensors[name] for name in buffers.changing}
 
 
+@dataclass(frozen=True)
+class _Stacked:
+    """The tensors of one call for all members at once.
+
+    Args:
+        fixed: what all members have in common, by name.
+        varying: what they have of their own, by name, (len(members), *shape).
+        acting: parts whose weights act on activations, by label.
+        owned: what these parts have of the members' own, by label and name, likewise stacked.
+        buffers: members' buffers by name, likewise stacked.
+        once: names of the buffers in `fixed` that all members change in the same way, so once is enough.
+    """
+
+    fixed: dict[str, Tensor]
+    varying: dict[str, Tensor]
+    acting: dict[str, Parameterization]
+    owned: dict[str, dict[str, Tensor]]
+    buffers: dict[str, Tensor]
+    once: tuple[str, ...]
+
+
 def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
     """Call the skeleton once for all members, vectorised over their tensors."""
     if not ensemble.stackable:
         raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
-    buffers, _ = ensemble.buffers_of(0)
-    fixed = {n: t for part in ensemble.parts.values() if not part.varies for n, t in part.member(0).items()}
-    acting = {
-        label: part
-        for label, part in ensemble.parts.items()
-        if part.varies and ensemble.acts(part) and not part.recomputes
-    }
-    owned = {label: part.own(members) for label, part in acting.items()}
-    varying: dict[str, Tensor] = {}
-    for label, part in ensemble.parts.items():
-        if part.varies and label not in acting:
-            varying |= part.stacked(members)
-    if inputs.count is not None:
-        varying = _without_padding(ensemble.skeleton(), varying)
-    own = {name: tensor[list(members)] for name, tensor in buffers.own.items()}
-    copies = buffers.copies() if ensemble.moves else {}
-    fixed |= dict(buffers.shared.items())
-    if inputs.count is not None or not (varying or owned):
-        # members see other data or other random numbers, so each needs a copy of the shared buffers of its own
-        own |= {name: torch.stack([tensor] * len(members)) for name, tensor in copies.items()}
-    else:
-        fixed |= copies
+    given = _stacked(ensemble, members, inputs)
     leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
     if inputs.copied:
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    mapped = [leaf for leaf in leaves if isinstance(leaf, Tensor)] if inputs.count is not None else []
+    mapped: list[Tensor] = []
+    if inputs.count is not None:
+        mapped = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    moved = {name: given.fixed[name] for name in given.once}
 
     def one(
         _: Tensor,
         varying: dict[str, Tensor],
         owned: dict[str, dict[str, Tensor]],
-        own: dict[str, Tensor],
+        buffers: dict[str, Tensor],
         mapped: list[Tensor],
     ) -> Any:
-        tensors = {**fixed, **varying, **own}
-        for label, part in acting.items():
+        tensors = {**given.fixed, **varying, **buffers}
+        for label, part in given.acting.items():
             tensors |= part.acting(owned[label])
-        given = iter(mapped)
-        here = [next(given) if mapped and isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        own_inputs = iter(mapped)
+        here = [next(own_inputs) if mapped and isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(here, structure)
         output = ensemble.call(0, tensors, args, kwargs)
-        for name in copies:
-            if name not in own:
-                fixed[name] = tensors[name]
-        return output, {name: tensors[name] for name in own}
+        for name in moved:
+            moved[name] = tensors[name]
+        return output, {name: tensors[name] for name in buffers}
 
     # the index keeps vmap content where nothing else is mapped
     index = torch.arange(len(members))
     with _batchable_attention(), _own_precision(ensemble), ensemble.nothing_left_behind():
-        outputs, after = vmap(one, randomness="different")(index, varying, owned, own, mapped)
+        run_all = vmap(one, randomness="different")
+        outputs, after = run_all(index, given.varying, given.owned, given.buffers, mapped)
     if ensemble.moves:
-        _write_back(ensemble, members, after, {name: fixed[name] for name in copies if name not in own})
+        _write_back(ensemble, members, after, moved)
     return outputs
+
+
+def _stacked(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> _Stacked:
+    """The members' tensors and buffers, as one call for all of them takes them."""
+    fixed: dict[str, Tensor] = {}
+    varying: dict[str, Tensor] = {}
+    acting: dict[str, Parameterization] = {}
+    for label, part in ensemble.parts.items():
+        if not part.varies:
+            fixed |= part.member(0)
+        elif ensemble.acts(part) and not part.recomputes:
+            acting[label] = part
+        else:
+            varying |= part.stacked(members)
+    owned = {label: part.own(members) for label, part in acting.items()}
+    if inputs.count is not None:
+        varying = _without_padding(ensemble.skeleton(), varying)
+    store, _ = ensemble.buffers_of(0)
+    fixed |= dict(store.shared.items())
+    buffers = {name: tensor[list(members)] for name, tensor in store.own.items()}
+    copies = store.copies() if ensemble.moves else {}
+    if inputs.count is None and (varying or owned):
+        return _Stacked(fixed | copies, varying, acting, owned, buffers, tuple(copies))
+    # members see other data or other random numbers, so each needs a copy of the shared buffers of its own
+    for name, tensor in copies.items():
+        buffers[name] = torch.stack([tensor] * len(members))
+    return _Stacked(fixed, varying, acting, owned, buffers, ())
 
 
 @contextmanager
@@ -240,11 +271,15 @@ def _write_back(
     buffers, _ = ensemble.buffers_of(0)
     for name, tensor in buffers.own.items():
         tensor[list(members)] = after[name]
-    if buffers.changing:
-        rows = [
-            {**once, **{n: after[n][i] for n in buffers.changing if n in after}} for i in range(len(members))
-        ]
-        buffers.merge(rows[:1] if once else rows)
+    if not buffers.changing:
+        return
+    if once:
+        buffers.merge([once])
+        return
+    rows = []
+    for i in range(len(members)):
+        rows.append({name: after[name][i] for name in buffers.changing})
+    buffers.merge(rows)
 
 
 RUNS: dict[str, Callable[[Ensemble, Sequence[int], Inputs], Tensor]] = {"loop": loop, "batched": batched}
