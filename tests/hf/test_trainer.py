@@ -460,6 +460,8 @@ def test_what_the_trainer_refuses(tmp_path: Path) -> None:
         EnsembleTrainer(bert(), arguments(tmp_path))
     with pytest.raises(OptionError, match="covey.hf.push after training"):
         EnsembleTrainer(made, arguments(tmp_path, push_to_hub=True))
+    with pytest.raises(OptionError, match="neftune_noise_alpha adds noise to one network's embedding"):
+        EnsembleTrainer(made, arguments(tmp_path, neftune_noise_alpha=5.0))
     with pytest.raises(OptionError, match="give the ensemble as model"):
         EnsembleTrainer(made, arguments(tmp_path), model_init=bert)
     with pytest.raises(OptionError, match=r"no place for quantiles\(0.1, 0.5, 0.9\); train with covey.fit"):
