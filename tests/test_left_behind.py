@@ -412,3 +412,37 @@ def test_members_do_not_meet_in_slots_or_cached_methods(slots: bool, run: str) -
         for k in range(M):
             torch.testing.assert_close(outputs[k], ensemble.member(k).train(mode)(x))
     copy.deepcopy(ensemble)
+
+
+class Collects(nn.Module):
+    """Registers hooks in its first call, and keeps what they saw, as transformers collects hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(16, 4)
+        self.is_hooked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        if not self.is_hooked:
+            for layer in (self.first, self.second):
+                layer.register_forward_hook(lambda module, args, output: module.sink.append(output))
+            self.is_hooked = True
+        self.first.sink = self.second.sink = seen  # type: ignore[assignment]
+        self.second(torch.tanh(self.first(x)))
+        return self.out(torch.cat(seen, -1))
+
+
+@pytest.mark.parametrize("run", ["loop", "batched"])
+def test_hooks_that_a_call_registers_are_not_registered_twice(run: str) -> None:
+    torch.manual_seed(0)
+    network, x = Collects(), torch.randn(5, 6)
+    ensemble = covey.convert(network, covey.LowRank(members=M, rank=2), example=x)
+    ensemble.run = run  # type: ignore[assignment]
+    for mode in (False, True):
+        ensemble.train(mode)
+        for _ in range(2):
+            answers = ensemble(x)
+    assert not network.is_hooked
+    want = torch.stack([network(x)] * M)
+    torch.testing.assert_close(answers, want)

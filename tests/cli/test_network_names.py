@@ -272,6 +272,30 @@ def test_images_are_normalised_as_timms_weights_want(run, timm, tmp_path, monkey
     assert "images are normalised" not in err
 
 
+def test_grey_images_are_normalised_as_the_mean_over_colours(run, timm, tmp_path, monkeypatch):
+    trained = timm.create_model("test_efficientnet")
+    save_file(trained.state_dict(), tmp_path / "model.safetensors")
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache", lambda repo, name, **_: str(tmp_path / "model.safetensors")
+    )
+    facts = timm.models.get_pretrained_cfg("test_efficientnet")
+    colours = torch.tensor([facts.mean, facts.std])
+    words = ("train", "single", "--data", "digits", "--network", "timm:test_efficientnet", *QUICK, "--lr", "1e-9")
+    words += ("--network-option", "pretrained=true")
+    code, _, err = run(*words, "--folder", "run")
+    assert code == 0, err
+    assert "they are normalised with the mean over the colours, mean 0.449, std 0.226 (--image-mean" in err
+    stored = json.loads((tmp_path / "run/settings.json").read_text())["record"]["normalisation"]
+    assert [*stored["mean"], *stored["std"]] == pytest.approx(colours.mean(1).tolist())
+    # timm adds the weights of the colours up, so the first layer sees nearly what three equal colours would show it
+    grey = torch.rand(2, 1, 8, 8)
+    ours = covey.load("run/ensemble").member(0).conv_stem((grey - 0.449) / 0.226)
+    mean, std = (row[:, None, None] for row in colours)
+    theirs = trained.conv_stem((grey.expand(2, 3, 8, 8) - mean) / std)
+    assert (ours - theirs).square().mean().sqrt() < 0.2 * theirs.std()  # the colours differ a little
+    assert run("evaluate", "run", "--no-report")[0] == 0
+
+
 def test_texts_in_a_table(run, bert):
     words = ("train", "low-rank", "--members", 2, "--rank", 2, "--data", "reviews.csv", "--target", "label")
     words += ("--text", "review", "--network", f"hf:{bert}", "--lr", "0.01", *QUICK)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_transformers import batch, bert, ensemble, gpt2, llama, stirred
+from tiny_transformers import batch, bert, distilbert, ensemble, gpt2, llama, stirred
 from torch import nn
 
 import covey
@@ -41,6 +41,8 @@ IMAGES = {"images": torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_s
 WORDS = batch(3)
 CASES: dict[str, tuple[Any, covey.Method, dict[str, torch.Tensor]]] = {
     "bert": (bert, covey.LowRank(members=2, rank=4), WORDS),
+    # the path of its head, classifier, ends that of an updated layer, pre_classifier
+    "distilbert": (distilbert, covey.LowRank(members=2, rank=4), WORDS),
     "llama": (llama, covey.SharedLowRank(members=2, rank=4), WORDS),
     "gpt2": (gpt2, covey.LowRank(members=2, rank=2, scaling=0.7, own=()), WORDS),
     "embedding": (

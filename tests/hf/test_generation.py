@@ -123,6 +123,15 @@ def test_text_with_a_tokenizer() -> None:
         generate(made, "w5")
 
 
+def test_a_tokenizer_without_padding() -> None:
+    made, tokenizer = speaker(), words(WORDS)
+    padded = generate(made, ["w5 w7", "w4 w9 w3 w11"], tokenizer=tokenizer, max_new_tokens=4)
+    tokenizer.pad_token = None
+    found = generate(made, ["w5 w7", "w4 w9 w3 w11"], tokenizer=tokenizer, max_new_tokens=4)
+    assert torch.equal(found.tokens, padded.tokens)
+    assert found.texts == padded.texts
+
+
 class Bag(nn.Module):
     """One answer for a whole text."""
 
@@ -137,7 +146,7 @@ class Bag(nn.Module):
 
 def test_tokens_may_be_lists() -> None:
     made = speaker()
-    by_lists = generate(made, PROMPT.tolist(), attention_mask=MASK, max_new_tokens=3)
+    by_lists = generate(made, PROMPT.tolist(), attention_mask=MASK.tolist(), max_new_tokens=3)
     assert torch.equal(by_lists.tokens, generate(made, PROMPT, attention_mask=MASK, max_new_tokens=3).tokens)
 
 
@@ -159,6 +168,22 @@ def test_what_it_refuses() -> None:
         generate(made, PROMPT, top_k=3)
     with pytest.raises(OptionError, match="top_p is a probability above 0"):
         generate(made, PROMPT, sample=True, top_p=0.0)
+    with pytest.raises(OptionError, match="top_p is a probability above 0"):
+        generate(made, PROMPT, sample=True, top_p="0.5")
+    with pytest.raises(OptionError, match="eos_token_id is the number of a token; got '2'"):
+        generate(made, PROMPT, eos_token_id="2")
+    with pytest.raises(OptionError, match="pad_token_id is the number of a token"):
+        generate(made, PROMPT, pad_token_id=[0])
+    with pytest.raises(OptionError, match="tokenizer is one of transformers'; got int"):
+        generate(made, PROMPT, tokenizer=5)
+    with pytest.raises(OptionError, match="seed is a whole number"):
+        generate(made, PROMPT, sample=True, seed="a")
+    with pytest.raises(DataError, match="at least one"):
+        generate(made, [], tokenizer=words(WORDS))
+    with pytest.raises(DataError, match="text 1 has no tokens"):
+        generate(made, ["w3", ""], tokenizer=words(WORDS))
+    with pytest.raises(DataError, match=r"got torch.bool of shape \(2, 4\)"):
+        generate(made, PROMPT > 3)
     with pytest.raises(OptionError, match="BertForSequenceClassification does not generate text"):
         generate(ensemble(bert()), PROMPT)
     with pytest.raises(OptionError, match="a causal language model gives logits"):

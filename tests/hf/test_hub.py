@@ -15,6 +15,7 @@ from tiny_transformers import batch, bert, ensemble, stirred, transformers
 import covey
 from covey.errors import OptionError, StoreError
 from covey.hf import pull, push
+from covey.hf.hub import model_card
 from covey.scores.record import Record
 from covey.scores.running import score
 
@@ -95,6 +96,16 @@ def test_a_network_of_ones_own_is_given(hub: Hub) -> None:
     with pytest.raises(StoreError, match="give its architecture"):
         pull("mine", api=hub)
     assert torch.equal(pull("mine", network=network, api=hub)(torch.ones(2, 4)), made(torch.ones(2, 4)))
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression", "gaussian", "quantiles(0.1, 0.9)"])
+def test_a_card_asks_for_what_the_answer_has(task: str) -> None:
+    network, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), torch.ones(2, 4)
+    made = covey.convert(network, covey.DeepEnsemble(members=2), example=x, task=task)
+    answer = made.predict(x)
+    asked = [line for line in model_card(made, "me/mine").splitlines() if line.startswith("answer.")]
+    for attribute in asked[0].split(", "):
+        assert isinstance(getattr(answer, attribute.removeprefix("answer.")), torch.Tensor)
 
 
 def changed(hub: Hub, **changes: Any) -> None:

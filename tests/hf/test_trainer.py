@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from tiny_transformers import (
+    WORDS,
     batch,
     bert,
     ensemble,
@@ -459,6 +460,8 @@ def test_what_the_trainer_refuses(tmp_path: Path) -> None:
         EnsembleTrainer(bert(), arguments(tmp_path))
     with pytest.raises(OptionError, match="covey.hf.push after training"):
         EnsembleTrainer(made, arguments(tmp_path, push_to_hub=True))
+    with pytest.raises(OptionError, match="neftune_noise_alpha adds noise to one network's embedding"):
+        EnsembleTrainer(made, arguments(tmp_path, neftune_noise_alpha=5.0))
     with pytest.raises(OptionError, match="give the ensemble as model"):
         EnsembleTrainer(made, arguments(tmp_path), model_init=bert)
     with pytest.raises(OptionError, match=r"no place for quantiles\(0.1, 0.5, 0.9\); train with covey.fit"):
@@ -513,3 +516,32 @@ def test_two_processes_train_and_evaluate_as_one_does(tmp_path: Path) -> None:
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def reader_and_writer(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    parts: dict[str, Any] = {"decoder_start_token_id": 2, "pad_token_id": 0, "vocab_size": WORDS, "d_model": 16}
+    if name == "T5":
+        config = transformers.T5Config(d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0, **parts)
+        return transformers.T5ForConditionalGeneration(config)
+    for side in ("encoder", "decoder"):
+        parts |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32}
+    if name == "Bart":
+        return transformers.BartForConditionalGeneration(transformers.BartConfig(dropout=0.0, **parts))
+    config = transformers.WhisperConfig(
+        num_mel_bins=4, max_source_positions=6, bos_token_id=1, eos_token_id=2, dropout=0.0, **parts
+    )
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("name", ["T5", "Bart", "Whisper"])
+def test_a_decoder_reads_what_it_should_write(name: str) -> None:
+    network = reader_and_writer(name)
+    given: dict[str, Any] = {"input_features": torch.randn(3, 4, 12)} if name == "Whisper" else batch(3)
+    labels = batch(3, seed=1)["input_ids"]
+    labels[0, -2:] = -100
+    example = {**given, "decoder_input_ids": labels.clamp_min(0)}
+    made = covey.convert(network, covey.LowRank(members=2, rank=2, own=()), example=example)
+    wanted = network.eval()(**given, labels=labels).loss
+    torch.testing.assert_close(EnsembleModel(made).eval()(**given, labels=labels).loss, wanted)
+    torch.testing.assert_close(EnsembleModel(made).train()(**given, labels=labels).loss, 2 * wanted)

@@ -94,6 +94,26 @@ def test_convolutions_get_updates_where_there_are_more_of_them() -> None:
     assert set(ensemble.layout.tensors["low_rank"]) == {"0.weight", "2.weight"}
 
 
+class Bare(nn.Module):
+    """A matrix that multiplies and one that is added, neither in a layer of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix, self.positions = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(5, 16))
+        self.first, self.head = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.first(x) @ self.matrix + self.positions).relu().mean(1))
+
+
+def test_tables_that_are_added_get_no_update_by_default() -> None:
+    example = torch.randn(2, 5, 16)
+    ensemble = covey.convert(Bare(), covey.LowRank(members=2, rank=4), example=example)
+    assert ensemble.layout.tensors["low_rank"] == ("matrix", "first.weight")
+    named = covey.convert(Bare(), covey.LowRank(members=2, rank=4, where="positions"), example=example)
+    assert named.layout.tensors["low_rank"] == ("positions",)
+
+
 def test_options_say_what_else_members_own() -> None:
     method = covey.LowRank(members=2, rank=2, own=("head", "norms", r"bias$"), base=0.1)
     ensemble = covey.convert(encoder(), method, example=TOKENS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from covey.errors import DataError
 if TYPE_CHECKING:
     import pandas
 
+_log = logging.getLogger("covey")
 _TEXT = {".txt", ".text", ".md", ""}
 _PARTS = ("train", "validation", "test")
 
@@ -320,6 +322,21 @@ def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None
     return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
 
 
+def _grey(given: Normalisation, name: str) -> Normalisation:
+    """Mean and deviation of three colours as those of grey images: a network whose weights add the colours sees both."""
+    if len(given.mean) != 3 or len(given.std) != 3:
+        return given
+    mean, std = (sum(values) / 3 for values in (given.mean, given.std))
+    _log.info(
+        "%s has grey images: they are normalised with the mean over the colours, mean %.4g, std %.4g "
+        "(--image-mean, --image-std)",
+        name,
+        mean,
+        std,
+    )
+    return Normalisation((mean,), (std,))
+
+
 def _fitting(given: Normalisation, images: Tensor, name: str) -> Normalisation:
     """A normalisation of the user's or a network's, with a number for each channel."""
     if images.ndim != 4:
@@ -328,6 +345,8 @@ def _fitting(given: Normalisation, images: Tensor, name: str) -> Normalisation:
             f"of shape {tuple(images.shape[1:])}"
         )
     channels = images.shape[1]
+    if channels == 1:
+        given = _grey(given, name)
     sizes = {len(given.mean), len(given.std)}
     if not sizes <= {1, channels}:
         raise DataError(

@@ -30,7 +30,8 @@ def save_adapters(ensemble: Ensemble, folder: str | Path, *, base: str | None = 
     """Write each member's low-rank update as a folder that `peft.PeftModel.from_pretrained` reads.
 
     Member k is `folder/member-k`, with adapter_config.json and adapter_model.safetensors; put on the pretrained network
-    it answers as `ensemble.member(k)` does. Members' own copies, such as heads, are stored as `modules_to_save`.
+    it answers as `ensemble.member(k)` does. Members' own copies, such as heads, are stored as `modules_to_save`; so is an
+    updated layer whose path ends as a copied one's does ("pre_classifier", "classifier"), which peft cannot tell apart.
 
     Args:
         ensemble: by `LowRank` or `SharedLowRank`, whose base stayed as it was.
@@ -42,6 +43,7 @@ def save_adapters(ensemble: Ensemble, folder: str | Path, *, base: str | None = 
     update = _exportable(ensemble)
     network = ensemble.skeleton()
     kept = _modules_to_save(ensemble, update)
+    updated = [name for name in update.names if owner_of(name) not in kept]
     rank = max(a.shape[0] for a, _ in update.update(0).values())
     config = {
         "peft_type": "LORA",
@@ -53,8 +55,8 @@ def save_adapters(ensemble: Ensemble, folder: str | Path, *, base: str | None = 
         "r": rank,
         "lora_alpha": rank * update.scaling,
         "lora_dropout": update.dropout,
-        "target_modules": _target_modules(network, update.names),
-        "fan_in_fan_out": any(is_conv1d(network.get_submodule(owner_of(name))) for name in update.names),
+        "target_modules": _target_modules(network, updated),
+        "fan_in_fan_out": any(is_conv1d(network.get_submodule(owner_of(name))) for name in updated),
         "bias": "none",
         "modules_to_save": kept or None,
         "init_lora_weights": True,
@@ -177,7 +179,7 @@ def _exportable(ensemble: Ensemble) -> LowRankUpdate:
 
 
 def _modules_to_save(ensemble: Ensemble, update: LowRankUpdate) -> list[str]:
-    """Paths of the layers of which members have copies."""
+    """Paths of the layers that are stored whole: members' copies, and updated ones that peft would take for them."""
     network = ensemble.skeleton()
     tied = ties(network)
     updated = {owner_of(name) for name in update.names}
@@ -187,7 +189,7 @@ def _modules_to_save(ensemble: Ensemble, update: LowRankUpdate) -> list[str]:
             continue
         for name in part.names:
             path = owner_of(name)
-            if path in updated or any(other.endswith(path) for other in updated):
+            if path in updated:
                 raise ConversionError(
                     f"members have copies of {name!r} beside an update of the same layer, which peft's adapters cannot "
                     "hold: convert with own= that leaves it out."
@@ -198,7 +200,14 @@ def _modules_to_save(ensemble: Ensemble, update: LowRankUpdate) -> list[str]:
                     "only one of them: convert with own=()."
                 )
             found[path] = None
-    return list(found)
+    # peft compares the ends of paths, without regard to dots
+    alike = [path for path in sorted(updated) if path.endswith(tuple(found))]
+    if len(alike) == len(updated):
+        raise ConversionError(
+            f"paths of all updated layers, such as {alike[0]!r}, end as that of a copied one, and peft would copy them "
+            "too: convert with own=()."
+        )
+    return [*found, *alike]
 
 
 def _target_modules(network: nn.Module, names: Sequence[str]) -> list[str] | str:
@@ -217,6 +226,8 @@ def _adapter_tensors(
     found: dict[str, Tensor] = {}
     for name, (a, b) in update.update(k).items():
         path = owner_of(name)
+        if path in kept:
+            continue
         owner = network.get_submodule(path)
         keys = "lora_A.weight", "lora_B.weight"
         if isinstance(owner, nn.Embedding):

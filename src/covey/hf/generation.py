@@ -16,7 +16,7 @@ from covey.ensemble import Ensemble
 from covey.errors import DataError, OptionError
 from covey.extras import load
 from covey.hf.network import check_tokenizer, check_tokens, vocabulary
-from covey.options import check_above, check_whole
+from covey.options import check_above, check_whole, fits, is_number
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def generate(
             False where a network cannot.
     """
     _check_options(sample, temperature, top_k, top_p, max_new_tokens)
+    check_whole("seed", seed, 0)
     _check_network(ensemble)
     tokens, mask = _prompt(ensemble, prompt, attention_mask, tokenizer)
     ends, padding = _ends(ensemble, eos_token_id, pad_token_id)
@@ -218,6 +219,8 @@ def _prompt(
     """Tokens (B, T) and their mask, on the ensemble's device."""
     network = ensemble.skeleton()
     if tokenizer is not None:
+        if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+            raise OptionError(f"tokenizer is one of transformers'; got {type(tokenizer).__name__}.")
         check_tokenizer(network, tokenizer)
     if isinstance(prompt, Tensor):
         tokens = prompt
@@ -226,15 +229,14 @@ def _prompt(
     else:
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: generate(ensemble, text, tokenizer=...).")
-        texts = [prompt] if isinstance(prompt, str) else list(prompt)
-        made = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, padding_side="left")
-        tokens, mask = made["input_ids"], made["attention_mask"]
-    if tokens.ndim != 2 or not tokens.numel() or tokens.is_floating_point():
+        tokens, mask = _tokenized([prompt] if isinstance(prompt, str) else list(prompt), tokenizer)
+    counts = not tokens.is_floating_point() and tokens.dtype != torch.bool
+    if tokens.ndim != 2 or not tokens.numel() or not counts:
         raise DataError(
             f"the prompt is token numbers (rows, tokens), at least one; got {tokens.dtype} of shape "
             f"{tuple(tokens.shape)}."
         )
-    mask = torch.ones_like(tokens) if mask is None else mask
+    mask = torch.ones_like(tokens) if mask is None else torch.as_tensor(mask)
     if mask.shape != tokens.shape:
         raise DataError(
             f"attention_mask has shape {tuple(mask.shape)}; expected the tokens', {tuple(tokens.shape)}."
@@ -249,11 +251,30 @@ def _prompt(
     return tokens.to(device), mask.to(device)
 
 
+def _tokenized(texts: Sequence[str], tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Tokens (B, T), padded on the left, and their mask.
+
+    Padding is not attended to, so any token will do where the tokenizer has none for it, as GPT-2's has not.
+    """
+    rows = tokenizer(texts)["input_ids"]
+    padding = tokenizer.pad_token_id or 0
+    longest = max(map(len, rows))
+    tokens = torch.full((len(rows), longest), padding)
+    mask = torch.zeros_like(tokens)
+    for k, row in enumerate(rows):
+        if not row:
+            raise DataError(f"the prompt's text {k} has no tokens; there is nothing to continue.")
+        start = longest - len(row)
+        tokens[k, start:] = torch.tensor(row, dtype=torch.long)
+        mask[k, start:] = 1
+    return tokens, mask
+
+
 def _is_text(prompt: Any) -> bool:
     """Whether this is one text, or several."""
     if isinstance(prompt, str):
         return True
-    return isinstance(prompt, Sequence) and all(isinstance(row, str) for row in prompt)
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(row, str) for row in prompt)
 
 
 def _numbers(prompt: Any) -> Tensor:
@@ -272,6 +293,10 @@ def _ends(ensemble: Ensemble, eos: int | Sequence[int] | None, padding: int | No
     network = ensemble.skeleton()
     device = next(ensemble.parameters()).device
     known = vocabulary(network)
+    for name, given in (("eos_token_id", eos), ("pad_token_id", padding)):
+        whole = fits(given, int | None) or (name == "eos_token_id" and fits(given, Sequence[int]))
+        if not whole:
+            raise OptionError(f"{name} is the number of a token; got {given!r}.")
     if padding is not None and known is not None and not 0 <= padding < known:
         raise OptionError(f"pad_token_id is {padding}, and the network has tokens 0 to {known - 1}.")
     for source in (getattr(network, "generation_config", None), getattr(network, "config", None)):
@@ -321,7 +346,7 @@ def _check_options(
     check_above("temperature", temperature)
     if top_k is not None:
         check_whole("top_k", top_k)
-    if top_p is not None and not 0 < top_p <= 1:
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
         raise OptionError(f"top_p is a probability above 0, at most 1; got {top_p!r}.")
     if not sample and (temperature != 1 or top_k is not None or top_p is not None):
         raise OptionError("temperature, top_k and top_p are for draws: set sample=True.")

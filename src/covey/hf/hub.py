@@ -15,6 +15,7 @@ from covey.errors import OptionError
 from covey.extras import load
 from covey.files import write_text
 from covey.hf.architecture import FILE, read_architecture, write_architecture
+from covey.quantiles import Quantiles
 from covey.store import CONFIG, save
 from covey.store import load as load_ensemble
 from covey.tables import counted
@@ -155,6 +156,10 @@ def model_card(
 def _asked(task: str) -> list[str]:
     if task == "classification":
         return ["answer.probs, answer.entropy, answer.mutual_information"]
+    if task == "multilabel":
+        return ["answer.probs, answer.labels, answer.mutual_information"]
+    if Quantiles.of(task) is not None:
+        return ["answer.quantiles, answer.epistemic"]
     return ["answer.mean, answer.std, answer.epistemic"]
 
 

@@ -13,16 +13,22 @@ from covey.combine import Answer, MultiLabel, Prediction, Regression, class_axis
 from covey.ensemble import Ensemble
 from covey.errors import OptionError
 from covey.extras import explained
-from covey.hf.network import check_labels, check_tokens, is_causal, is_multi_label, networks_of
+from covey.hf.network import (
+    IGNORED,
+    check_labels,
+    check_tokens,
+    decoder_inputs,
+    is_causal,
+    is_multi_label,
+    is_sequence_to_sequence,
+    networks_of,
+)
 from covey.losses import LossName, loss_of, member_losses
 
 try:
     from transformers.utils import ModelOutput
 except ModuleNotFoundError as error:
     raise explained(error) from None
-
-IGNORED = -100
-"""The label of what does not count, by transformers' convention."""
 
 
 @dataclass
@@ -84,6 +90,7 @@ class EnsembleModel(nn.Module):
         self.loss: LossName = loss or usual
         self.smoothing, self.ignore_index = smoothing, ignore_index
         self.shift_labels = is_causal(network) if shift_labels is None else shift_labels
+        self._makes_decoder_inputs = is_sequence_to_sequence(network)
         self.config = getattr(network, "config", None)
         self.main_input_name = getattr(network, "main_input_name", "input_ids")
         self.loss_type = "ForCausalLM" if self.shift_labels else getattr(network, "loss_type", None)
@@ -102,6 +109,9 @@ class EnsembleModel(nn.Module):
         check_tokens(self.ensemble.skeleton(), inputs)
         if labels is not None:
             check_labels(self.ensemble, labels, self.loss, self.ignore_index)
+            if self._makes_decoder_inputs and not inputs.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}:
+                network = self.ensemble.skeleton()
+                inputs["decoder_input_ids"] = decoder_inputs(network, labels, self.ignore_index)
             labels = self.shifted(labels)
             if self.training:
                 return EnsembleOutput(loss=self._training_loss(inputs, labels, num_items_in_batch))

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey.ensemble import Ensemble
 from covey.errors import DataError
 from covey.extras import load
 from covey.networks.layers import owner_of
+
+IGNORED = -100
+"""The label of what does not count, by transformers' convention."""
 
 
 def networks_of(ensemble: Ensemble) -> list[nn.Module]:
@@ -28,6 +32,36 @@ def is_causal(network: nn.Module) -> bool:
         return True
     names = load("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return type(network).__name__ in set(names.values())
+
+
+def is_sequence_to_sequence(network: nn.Module) -> bool:
+    """Whether an encoder reads and a decoder writes, whose inputs transformers makes from the labels."""
+    auto = load("transformers.models.auto.modeling_auto")
+    names = {
+        *auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values(),
+        *auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES.values(),
+    }
+    return type(network).__name__ in names
+
+
+def decoder_inputs(network: nn.Module, labels: Tensor, ignored: int) -> Tensor:
+    """What a decoder reads that should write the labels: the same, one position later.
+
+    Without it some networks (BART) would read the encoder's inputs, and others stop.
+    """
+    labels = labels.masked_fill(labels == ignored, IGNORED)
+    own = getattr(network, "prepare_decoder_input_ids_from_labels", None)
+    if own is not None:
+        return own(labels=labels)
+    config: Any = network.config
+    start, padding = config.decoder_start_token_id, config.pad_token_id
+    if start is None or padding is None:
+        raise DataError(
+            f"{type(network).__name__} has no decoder_start_token_id or pad_token_id in its configuration, from which "
+            "the decoder's inputs would be made; set both, or give decoder_input_ids with the data."
+        )
+    before = labels[:, :-1]
+    return F.pad(before.masked_fill(before == IGNORED, padding), (1, 0), value=start)
 
 
 def is_multi_label(network: nn.Module) -> bool:

@@ -230,6 +230,10 @@ def _check(ensemble: Ensemble, args: TrainingArguments | None, options: dict[str
         raise OptionError(
             f"an ensemble has one column of labels, and label_names has {len(args.label_names)}: name it alone."
         )
+    if args.neftune_noise_alpha is not None:
+        raise OptionError(
+            "neftune_noise_alpha adds noise to one network's embedding, and an ensemble has its members': leave it out."
+        )
     if args.push_to_hub:
         raise OptionError(
             "push_to_hub would store the ensemble as a plain network; call covey.hf.push after training."

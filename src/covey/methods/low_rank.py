@@ -22,7 +22,7 @@ from covey.errors import ConversionError
 from covey.layout import Layout
 from covey.method import Method
 from covey.networks.anatomy import Anatomy
-from covey.networks.layers import Axes, Where, axes, select
+from covey.networks.layers import Axes, Where, axes, is_of_a_layer, select
 from covey.options import check_above, check_least, check_share, check_whole
 from covey.parts.low_rank import LowRankUpdate
 from covey.parts.plain import Replicated, assemble, stack
@@ -126,10 +126,14 @@ def updated_matrices(body: Anatomy, where: Where | None, rank: int, copied: Sequ
         return chosen
     linear: list[str] = []
     convolutions: list[str] = []
+    multiplied = None if body.trace is None else body.trace.multiplied()
     for name, weight in network.named_parameters():
         how = axes(network, name)
         is_embedding = how is not None and how.inputs is None
         if how is None or is_embedding or name in copied or name in body.head:
+            continue
+        # tables that are added, such as biases of positions, are matrices and yet no layers
+        if multiplied is not None and name not in multiplied and not is_of_a_layer(network, name):
             continue
         if rank <= min(matrix_sides(network, name)):
             (linear if weight.ndim == 2 else convolutions).append(name)

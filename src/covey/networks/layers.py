@@ -20,6 +20,7 @@ Where = str | Sequence[str]
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVOLUTION = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_LAYERS = (nn.Linear, nn.Bilinear, nn.MultiheadAttention, *_RECURRENT, *_TRANSPOSED, *_CONVOLUTION)
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
@@ -114,6 +115,11 @@ def axes(network: nn.Module, name: str) -> Axes | None:
     if tensor.ndim == 2 and (is_layer or min(tensor.shape) > 1):
         return Axes(tensor.shape[0], tensor.shape[1])
     return None
+
+
+def is_of_a_layer(network: nn.Module, name: str) -> bool:
+    """Whether a parameter belongs to one of torch's own layers that multiply data by a weight."""
+    return isinstance(network.get_submodule(owner_of(name)), _LAYERS)
 
 
 def _holds_the_weight(network: nn.Module, name: str) -> bool:

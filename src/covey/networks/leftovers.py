@@ -3,7 +3,9 @@
 All members of an ensemble run in one hollow network. A network that keeps a tensor in an attribute, or in a dict or
 list of its own, would hand one member's tensor to the next. So every member starts from the same Python state. After
 the last one, a module that was left a tensor is put back as it was; plain values of other modules (a step counter)
-stay as the last member left them, as in a network of one's own. Methods under `functools.lru_cache` forget.
+stay as the last member left them, as in a network of one's own. Methods under `functools.lru_cache` forget. Where a
+pass registers hooks, as transformers does to collect hidden states, everything is put back: with a note that it has
+done so but not its hooks, or the other way round, it would collect nothing, or twice.
 
 What is not seen: caches in globals, and tensors that are changed in place without being parameters or buffers, which
 `examine` refuses.
@@ -60,6 +62,9 @@ def nothing_left_behind(
     memories = [memory for kind in kinds for memory in _memories(kind)]
 
     def restore(keep_plain: bool) -> None:
+        # all are asked: any() would stop at the first
+        hooked = [holder.drop_new_hooks() for holder in holders]
+        keep_plain = keep_plain and not any(hooked)
         for holder in holders:
             holder.restore(keep_plain)
         for memory in memories:
@@ -88,12 +93,23 @@ class _Holder:
     def __init__(self, module: nn.Module) -> None:
         self.attributes = module.__dict__
         self.size = len(self.attributes)
+        self.hooks = [(hooks, tuple(hooks)) for hooks in (module._forward_hooks, module._forward_pre_hooks)]
         self.before: dict[str, Any] = {}
         self.contents: list[_Contents | _Slots] = []
         for key, value in self.attributes.items():
             if key not in _STANDARD:
                 self.before[key] = value
                 self._look_into(value, DEPTH)
+
+    def drop_new_hooks(self) -> bool:
+        """Take away the hooks that were registered since; returns whether there were some."""
+        dropped = False
+        for hooks, before in self.hooks:
+            if len(hooks) > len(before):
+                for key in [key for key in hooks if key not in before]:
+                    del hooks[key]
+                dropped = True
+        return dropped
 
     def restore(self, keep_plain: bool) -> None:
         """Put everything back; or, where no tensor was left in the module, nothing, if plain values are to be kept."""

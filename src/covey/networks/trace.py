@@ -121,6 +121,14 @@ class Trace:
                 processed.update(op.writes)
         return found
 
+    def multiplied(self) -> set[str]:
+        """Parameters that a layer multiplies data with, and not only adds or looks up."""
+        data, weights = self._data(), self._weights()
+        found: set[str] = set()
+        for op in self.ops:
+            found |= self._layer_weights(op, data, weights) & self.learnt
+        return found
+
     def used(self) -> set[str]:
         """Named tensors that the output depends on."""
         needed = self._needed()
