@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import covey
 from covey.errors import ConversionError
@@ -270,3 +273,49 @@ def test_random_numbers_that_decide_nothing_make_no_draws() -> None:
         covey.convert(LayerDrop(0.0), covey.MCDropout(), example=x)
     outputs = covey.convert(LayerDrop(0.5), covey.MCDropout(members=20), example=x).eval()(x)
     assert any(not torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+class Product(torch.autograd.Function):
+    """A linear layer whose gradients are written by hand, as in torch's tutorial."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x, gradient.sum(0)
+
+
+class ByHand(nn.Module):
+    """Uses it, or torch's own; the second layer is run again in the backward pass."""
+
+    def __init__(self, by_hand: bool = True) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.product: Callable[..., Tensor] = Product.apply if by_hand else nn.functional.linear
+
+    def again(self, h: Tensor) -> Tensor:
+        return self.product(h, self.second.weight, self.second.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.product(x, self.first.weight, self.first.bias))
+        return self.head(checkpoint(self.again, h, use_reentrant=False))
+
+
+@pytest.mark.parametrize(
+    "method", [covey.BatchEnsemble(), covey.Masksembles(), covey.LowRank()], ids=lambda m: type(m).__name__
+)
+def test_functions_with_gradients_of_their_own_train_weights_that_act(method: covey.Method) -> None:
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    gradients = []
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        ensemble = covey.convert(ByHand(by_hand), method, example=x).train()
+        ensemble.run = "loop"
+        ensemble.loss(x, y).backward()
+        gradients.append({name: parameter.grad for name, parameter in ensemble.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], msg=name)
