@@ -30,7 +30,7 @@ def arguments(example: Any) -> Arguments:
     return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
 
 
-# --- objects that hold tensors -----------------------------------------------------------------------------------------
+# --- objects that hold tensors ---------------------------------------------------------------------------------------
 
 
 def open_objects(inputs: Any) -> None:
