@@ -319,3 +319,89 @@ def test_functions_with_gradients_of_their_own_train_weights_that_act(method: co
         gradients.append({name: parameter.grad for name, parameter in ensemble.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], msg=name)
+
+
+class Renewing(nn.Module):
+    """A layer whose reset makes new parameters, which are float32 whatever the old ones were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class Ordered(nn.Module):
+    """Has an order of its features as a frozen parameter, and an empty one to ask for its device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.out = Renewing(), Renewing(), nn.Linear(4, 3)
+        self.again.weight = self.first.weight
+        self.order = nn.Parameter(torch.tensor([2, 0, 1, 3]), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.again(self.first(x.to(self.empty.device))[:, self.order])))
+
+
+def test_fresh_members_keep_types_ties_and_whole_numbers() -> None:
+    network, x = Ordered().double(), torch.randn(5, 4, dtype=torch.float64)
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=x)
+    member = ensemble.member(1)
+    assert member.again.weight is member.first.weight
+    assert member.first.weight.dtype == torch.float64
+    assert not torch.equal(member.first.weight, network.first.weight)
+    assert member.order.tolist() == [2, 0, 1, 3]
+
+
+def test_an_empty_parameter_does_not_keep_a_network_from_being_packed() -> None:
+    network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    network.empty = nn.Parameter(torch.empty(0))
+    ensemble = covey.convert(network, covey.Packed(members=2), example=torch.randn(5, 4))
+    assert ensemble.member(0).empty.numel() == 0
+
+
+class Propagates(nn.Module):
+    """A graph network that takes its graph as a sparse matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        return torch.sparse.mm(graph, self.out(torch.sparse.mm(graph, self.first(x)).relu()))
+
+
+@pytest.mark.parametrize(
+    "method", [covey.BatchEnsemble(), covey.DeepEnsemble()], ids=lambda m: type(m).__name__
+)
+def test_sparse_inputs_are_taken(method: covey.Method) -> None:
+    x, graph = torch.randn(6, 4), torch.eye(6).roll(1, 0).to_sparse_coo()
+    ensemble = covey.convert(Propagates(), method, example=(x, graph)).eval()
+    assert ensemble.checked.startswith("checked in eval and train mode")
+    torch.testing.assert_close(ensemble(x, graph)[1], ensemble.member(1)(x, graph))
+
+
+class TakesTurns(nn.Module):
+    """Uses one norm or the other, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(8), nn.BatchNorm1d(8)])
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.turn = 1 - self.turn
+        return self.out(self.norms[self.turn](self.first(x)).relu())
+
+
+def test_a_network_that_takes_turns_is_no_difference() -> None:
+    x = torch.randn(6, 4)
+    ensemble = covey.convert(TakesTurns(), covey.DeepEnsemble(members=3), example=x)
+    assert ensemble.checked.startswith("checked in eval and train mode")

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def check(
         return f"not checked: {reason}"
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
-    with torch.no_grad(), _same_random_state_after(ensemble):
+    with torch.no_grad(), random_state_kept(ensemble):
         trial = _Trial(duplicate(ensemble), tuple(members), example, precision)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
@@ -120,10 +119,11 @@ class _Trial:
                 part.eval()
         self.plain = {k: self.ensemble.member(k) for k in self.members}
         probe = self.ensemble.member(self.members[0])
-        before = kept_tensors(probe)
+        before, numbers = kept_tensors(probe), _plain_values(probe)
         start = time.perf_counter()
         try:
             once = self._alone(probe, self.first)
+            counts = numbers != _plain_values(probe)
             seconds = time.perf_counter() - start
             if seconds > SECONDS and not patient:
                 return f"one forward pass takes {seconds:.1f} s; check=True does it all the same"
@@ -134,7 +134,7 @@ class _Trial:
         if not _same(once, repeated):
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
-        counts = not _same(once, again)
+        counts |= not _same(once, again)
         self.kept = _left_behind(before, kept_tensors(probe)) if counts else ""
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
@@ -240,6 +240,16 @@ class _Trial:
 _ADVICE = "convert(..., check=False) converts it nevertheless."
 
 
+def _plain_values(network: nn.Module) -> list[Any]:
+    """Numbers, words and switches that the modules keep as attributes, such as a count of calls."""
+    return [
+        value
+        for module in network.modules()
+        for value in vars(module).values()
+        if isinstance(value, bool | int | float | str)
+    ]
+
+
 def _left_behind(before: Mapping[str, Held], after: Mapping[str, Held]) -> str:
     """The path of a tensor that calls left in the network, if one is there."""
     for path, found in after.items():
@@ -259,6 +269,8 @@ def _another(example: Arguments) -> Arguments:
 
     def other(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0:
+            return leaf
+        if leaf.layout != torch.strided or leaf.is_nested:  # a graph's edges, or rows of different lengths
             return leaf
         rolled = leaf.detach().roll(1, 0) if len(leaf) == samples else leaf.detach()
         if not leaf.is_floating_point():
@@ -281,17 +293,6 @@ def _seed(module: nn.Module) -> None:
     reseed(0, module)
     random.seed(0)
     np.random.seed(0)
-
-
-@contextmanager
-def _same_random_state_after(ensemble: Ensemble) -> Iterator[None]:
-    states = random.getstate(), np.random.get_state()
-    with random_state_kept(ensemble):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

@@ -104,8 +104,10 @@ class Anatomy:
         buffers = [name for name, _ in self.network.named_buffers()]
         if self.trace is None:
             return tuple(name for name in buffers if name not in self.state)
-        met = self.trace.touched(own)
-        owners = {owner_of(name) for name in self.state & met}
+        behind = self.trace.touched(own)
+        # what this pass did not come by (one of two norms, a block that is left out by chance) may be behind as well
+        unknown = self.state - self.trace.met()
+        owners = {owner_of(name) for name in (self.state & behind) | unknown}
         return tuple(name for name in buffers if name not in self.state or owner_of(name) not in owners)
 
 
