@@ -5,6 +5,7 @@ Two laws, in eval and in train mode, on the example and on a second batch:
     membership   ens(x)[k] is what the plain network ens.member(k) answers, buffers included
     isolation    whoever runs beside a member, and however often, makes no difference to it
 
+and in train mode that a backward pass reaches all that it reaches in a plain network.
 Both sides run the same calls in the same order from the same random state, so that networks that are random, or whose
 answer depends on how often they were called, are compared like any others.
 """
@@ -28,8 +29,11 @@ from covey.networks.constants import kept_tensors
 from covey.networks.copies import duplicate
 from covey.networks.held import Held
 from covey.seeds import random_state_kept, reseed
+from covey.tensors import key
 
-SECONDS = 0.25  # of one forward pass; a check takes about twenty-five, and nobody asked to wait for them
+SECONDS = (
+    0.25  # of one forward pass; a check takes as long as about thirty-five, and nobody asked to wait for them
+)
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
 NOISE = 0.05  # by which the second batch differs from the example, as a share of each number
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the outputs' scale
@@ -139,6 +143,8 @@ class _Trial:
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
         self._compare("when it is called again", self.members, self.first)
+        if mode:
+            self._check_training()
         return ""
 
     def _compare(self, when: str, members: tuple[int, ...], given: Arguments) -> None:
@@ -210,6 +216,51 @@ class _Trial:
         moved = _distance(once, self._alone(nudged, given))
         return _distance(output, answer) <= 10 * moved
 
+    def _check_training(self) -> None:
+        """A backward pass runs as an ensemble too, and reaches whatever it reaches in the plain network."""
+        if not self.ensemble.stackable:
+            return
+        network = self.ensemble.member(self.members[0])
+        with torch.enable_grad():
+            try:
+                reached = _reached(self._alone(network, self.first), network)
+            except Exception:  # some cannot be trained by themselves either
+                return
+            missed: set[str] = set()
+            # few members first: most often they tell, and they take less time than all
+            for members in (self.members, tuple(range(self.ensemble.members))):
+                try:
+                    missed = self._learning() - _reached(self._in_training(members), self.ensemble)
+                except Exception as error:
+                    raise ConversionError(
+                        f"in train mode the network's backward pass runs by itself but not as an ensemble: "
+                        f"{type(error).__name__}: {error}. {_ADVICE}"
+                    ) from error
+                unused = [key(name) for name, _ in network.named_parameters() if name not in reached]
+                missed = {name for name in missed if not any(label in name for label in unused)}
+                if not missed:
+                    return
+        raise ConversionError(
+            f"in train mode {min(missed)!r} of the ensemble gets no gradient, and in the plain network every parameter "
+            "does that it stands for. The network probably uses weights where covey's do not reach, such as copies of "
+            f"its layers that are no part of it. {_ADVICE}"
+        )
+
+    def _in_training(self, members: tuple[int, ...]) -> Tensor:
+        """What the ensemble answers when it trains: some methods then give each member inputs of its own."""
+        if not self.ensemble.method.share_out(self.ensemble.layout, 2).per_member:
+            return self._together(members, self.first)
+        count = self.ensemble.members
+        each = tree_map(
+            lambda leaf: torch.stack([leaf] * count) if isinstance(leaf, Tensor) else leaf, self.first
+        )
+        args, kwargs = _own(each)
+        _seed(self.ensemble)
+        return self.ensemble(*args, per_member=True, **kwargs)
+
+    def _learning(self) -> set[str]:
+        return {name for name, parameter in self.ensemble.named_parameters() if parameter.requires_grad}
+
     def _check_buffers(self, members: Sequence[int]) -> None:
         """Members' own buffers are those of their networks; shared ones become the networks' mean where they move."""
         buffers = {k: dict(network.named_buffers()) for k, network in self.plain.items()}
@@ -235,6 +286,13 @@ class _Trial:
                 f"in {self.mode} mode the buffer {name!r} of member {k} is not what it becomes in the plain network "
                 f"ensemble.member({k}): {_difference(found, expected)}. {_ADVICE}"
             )
+
+
+def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
+    """Names of the parameters that a gradient of the outputs reaches."""
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(outputs.abs().square().sum(), [*named.values()], allow_unused=True)
+    return {name for name, gradient in zip(named, found, strict=True) if gradient is not None}
 
 
 _ADVICE = "convert(..., check=False) converts it nevertheless."
