@@ -300,3 +300,13 @@ def test_a_gradient_that_is_lost_is_found_out() -> None:
         ConversionError, match="'parts.stem.phi.first/weight' of the ensemble gets no gradient"
     ):
         covey.convert(ByHand(), covey.MIMO(members=2), example=torch.randn(6, 4))
+
+
+def test_members_that_answer_nothing_are_refused() -> None:
+    """A mask empties rows of a transposed convolution's weight, which its norm divides by the length of."""
+    layer = nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(8, 8, 4))
+    network = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), layer, nn.Flatten(), nn.Linear(56, 3))
+    x = torch.randn(5, 2, 6)
+    with pytest.raises(ConversionError, match="member 0 answers NaN.*Masksembles.*`where`"):
+        covey.convert(network, covey.Masksembles(), example=x)
+    covey.convert(network, covey.BatchEnsemble(), example=x)

@@ -405,3 +405,26 @@ def test_a_network_that_takes_turns_is_no_difference() -> None:
     x = torch.randn(6, 4)
     ensemble = covey.convert(TakesTurns(), covey.DeepEnsemble(members=3), example=x)
     assert ensemble.checked.startswith("checked in eval and train mode")
+
+
+class LongConvolution(nn.Module):
+    """Convolves by Fourier transforms of twice the length, and answers with a loss of its own as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 16), nn.Linear(16, 3)
+        self.kernel = nn.Parameter(torch.randn(16, 6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.first(x).transpose(1, 2)
+        length = h.shape[-1]
+        spectrum = torch.fft.rfft(h, n=2 * length) * torch.fft.rfft(self.kernel, n=2 * length)
+        y = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
+        return self.out(y.mean(-1)), F.mse_loss(y, h)
+
+
+def test_padded_transforms_and_losses_are_no_widths() -> None:
+    network, x = LongConvolution(), torch.randn(5, 6, 4)
+    small = narrow(network, 0.5, x).network
+    assert small.kernel.shape == (8, 6)
+    assert small.out.weight.shape == (3, 8)

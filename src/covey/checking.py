@@ -42,7 +42,11 @@ NOTHING = 1e-6  # numbers below are taken for zeros: a mean of 1e-17 is rounding
 
 
 def check(
-    ensemble: Ensemble, example: Arguments | None, wanted: bool | None, precision: torch.dtype | None = None
+    ensemble: Ensemble,
+    example: Arguments | None,
+    wanted: bool | None,
+    precision: torch.dtype | None = None,
+    original: nn.Module | None = None,
 ) -> str:
     """Check an ensemble, and say what was found out; a ConversionError names the first difference.
 
@@ -52,6 +56,7 @@ def check(
         wanted: True checks all members; None the first and the last, where that is cheap; False nothing.
         precision: the coarsest type that the network computes in, where that is known; it may be coarser than that of
             its outputs.
+        original: the network that the ensemble was made of.
     """
     if wanted is False:
         return "not checked, as asked"
@@ -61,7 +66,7 @@ def check(
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
     with torch.no_grad(), random_state_kept(ensemble):
-        trial = _Trial(duplicate(ensemble), tuple(members), example, precision)
+        trial = _Trial(duplicate(ensemble), tuple(members), example, precision, original)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
 
@@ -99,6 +104,7 @@ class _Trial:
         members: which are tried.
         example: an input.
         precision: see `check`.
+        original: see `check`.
     """
 
     def __init__(
@@ -107,8 +113,9 @@ class _Trial:
         members: tuple[int, ...],
         example: Arguments,
         precision: torch.dtype | None = None,
+        original: nn.Module | None = None,
     ) -> None:
-        self.ensemble, self.members, self.precision = ensemble, members, precision
+        self.ensemble, self.members, self.precision, self.original = ensemble, members, precision, original
         self.first, self.second = example, _another(example)
         self.kept = ""  # a tensor that the network keeps from one call for the next
         ensemble.run = "loop"
@@ -145,7 +152,22 @@ class _Trial:
         self._compare("when it is called again", self.members, self.first)
         if mode:
             self._check_training()
+        else:
+            self._check_numbers()
         return ""
+
+    def _check_numbers(self) -> None:
+        """Members that answer NaN where the network they were made of does not are no networks at all."""
+        broken = [k for k in self.members if self._alone(self.ensemble.member(k), self.first).isnan().any()]
+        if not broken or self.original is None:
+            return
+        if self._alone(duplicate(self.original).eval(), self.first).isnan().any():
+            return
+        raise ConversionError(
+            f"member {broken[0]} answers NaN, and the network does not: {type(self.ensemble.method).__name__} leaves a "
+            "layer weights that it cannot compute with, as a norm of weights cannot with a row of zeros. Leave that "
+            f"layer out with the method's `where`. {_ADVICE}"
+        )
 
     def _compare(self, when: str, members: tuple[int, ...], given: Arguments) -> None:
         try:
