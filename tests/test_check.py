@@ -251,3 +251,62 @@ def test_rounding_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     ensemble = covey.convert(Chaotic(), covey.DeepEnsemble(members=M), example=torch.randn(5, 4))
     assert ensemble.checked.startswith("checked in eval")
     assert copy.deepcopy(ensemble).checked == ensemble.checked
+
+
+class CopiesItself(nn.Module):
+    """Copies a layer in its forward pass, which torch lets nobody do to a weight that was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slow = copy.deepcopy(self.first)
+        return self.out(torch.tanh(self.first(x) + slow(x).detach()))
+
+
+def test_a_network_that_cannot_be_trained_as_an_ensemble_is_refused() -> None:
+    x = torch.randn(5, 4)
+    with pytest.raises(ConversionError, match="backward pass runs by itself but not.*deepcopy"):
+        covey.convert(CopiesItself(), covey.DeepEnsemble(members=2), example=x)
+
+
+class Doubled(torch.autograd.Function):
+    """Twice a product, whose gradient torch is told."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return 2 * x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return 2 * gradient @ weight, 2 * gradient.t() @ x
+
+
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(Doubled.apply(x, self.first.weight)))
+
+
+def test_a_gradient_that_is_lost_is_found_out() -> None:
+    """All of MIMO's first layers act at once, and somebody's own function knows nothing of that."""
+    with pytest.raises(
+        ConversionError, match="'parts.stem.phi.first/weight' of the ensemble gets no gradient"
+    ):
+        covey.convert(ByHand(), covey.MIMO(members=2), example=torch.randn(6, 4))
+
+
+def test_members_that_answer_nothing_are_refused() -> None:
+    """A mask empties rows of a transposed convolution's weight, which its norm divides by the length of."""
+    layer = nn.utils.parametrizations.weight_norm(nn.ConvTranspose1d(8, 8, 4))
+    network = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), layer, nn.Flatten(), nn.Linear(56, 3))
+    x = torch.randn(5, 2, 6)
+    with pytest.raises(ConversionError, match="member 0 answers NaN.*Masksembles.*`where`"):
+        covey.convert(network, covey.Masksembles(), example=x)
+    covey.convert(network, covey.BatchEnsemble(), example=x)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -446,3 +448,80 @@ def test_hooks_that_a_call_registers_are_not_registered_twice(run: str) -> None:
     assert not network.is_hooked
     want = torch.stack([network(x)] * M)
     torch.testing.assert_close(answers, want)
+
+
+@dataclass
+class Graph:
+    """An object that a network hands from layer to layer."""
+
+    x: Tensor
+    name: str = "a graph"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    graph: Graph
+
+
+class Attributes(dict):
+    """A dict whose keys are attributes too, as settings often are."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class HandsOn(nn.Module):
+    """Sets the features of what it is given, and hands it on."""
+
+    def __init__(self, key: str | int | None = None) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.key = key
+
+    def forward(self, given: Any) -> Tensor:
+        graph = given.graph if isinstance(given, Frozen) else given
+        for layer in (self.first, self.second):
+            if self.key is None:
+                graph.x = torch.tanh(layer(graph.x))
+            else:
+                graph[self.key] = torch.tanh(layer(graph[self.key]))
+        return self.out(graph.x if self.key is None else graph.pop(self.key))
+
+
+GIVEN: dict[str, tuple[str | int | None, Callable[[Tensor], Any]]] = {
+    "dict": ("x", lambda x: {"x": x}),
+    "list": (0, lambda x: [x]),
+    "dataclass": (None, Graph),
+    "dataclass in a frozen one": (None, lambda x: Frozen(Graph(x))),
+    "dict with attributes": (None, lambda x: Attributes(x=x)),
+    "slots": (None, Slotted),
+}
+
+
+@pytest.mark.parametrize("run", ["loop", "batched", "auto"])
+@pytest.mark.parametrize("kind", GIVEN)
+def test_members_do_not_meet_in_what_they_are_given(kind: str, run: str) -> None:
+    key, made = GIVEN[kind]
+    x = torch.randn(5, 6)
+    given = made(x)
+    ensemble = covey.convert(HandsOn(key), covey.Replicate(members=M, noise=0.3), example=(given,)).eval()
+    ensemble.run = run
+    outputs = ensemble(given)
+    for k in range(M):
+        torch.testing.assert_close(outputs[k], ensemble.member(k)(made(x)))
+    torch.testing.assert_close(ensemble(given), outputs)  # what the user gave is as it was
+
+
+def test_objects_that_lead_back_to_themselves_stay_closed() -> None:
+    given = SimpleNamespace(x=torch.randn(5, 6))
+    given.owner = given
+    ensemble = covey.convert(nn.Linear(6, 4), covey.Replicate(members=M), example=given.x)
+    with pytest.raises(TypeError):
+        ensemble(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -98,8 +99,8 @@ HELD: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "function": (lambda _: closing_over(nn.Parameter(torch.ones(6))), "'thing'.*nn.Parameter"),
     "partial": (lambda _: functools.partial(torch.mul, nn.Parameter(torch.ones(6))), "'thing'.*nn.Parameter"),
     "modules": (lambda _: [nn.Linear(6, 6)], r"'thing\[0\]'.*'weight'.*nn.ModuleList"),
-    "own layer": (lambda net: closing_over(net.first), "function in 'thing'.*network itself"),
-    "own tensor": (lambda net: closing_over(net.first.weight), "function in 'thing'.*network itself"),
+    "own layer": (lambda net: closing_over(net.first), "reference in 'thing'.*network itself"),
+    "own tensor": (lambda net: closing_over(net.first.weight), "reference in 'thing'.*network itself"),
 }
 
 
@@ -130,7 +131,69 @@ def test_what_is_held_on_purpose_is_not(hold: Callable[[nn.Module], Any]) -> Non
 def test_hooks_that_lead_back_to_the_network_are_refused() -> None:
     network = mlp()
     network[1].register_forward_hook(lambda module, args, output: output + network[0].bias)
-    with pytest.raises(ConversionError, match="function in '1._forward_hooks'.*network itself"):
+    with pytest.raises(ConversionError, match="reference in '1._forward_hooks'.*network itself"):
+        covey.convert(network, covey.Replicate(members=2))
+
+
+class Child(nn.Module):
+    """Borrows a layer of its parent's, whom it knows by a weak reference."""
+
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.parent = weakref.ref(parent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.parent()[0](x)
+
+
+def test_weak_references_to_the_network_are_refused() -> None:
+    network = mlp()
+    network.append(Child(network))
+    with pytest.raises(ConversionError, match=r"weak reference in '3.parent'.*ordinary reference"):
+        covey.convert(network, covey.Replicate(members=2))
+    network[3].parent = weakref.ref(nn.Linear(4, 4))  # nobody is there any more
+    covey.convert(network, covey.Replicate(members=2))
+    covey.convert(nn.LSTM(4, 4), covey.Replicate(members=2))  # which has some of torch's own
+
+
+def test_tensors_that_share_memory_are_refused_unless_they_are_one_parameter() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    network[2].weight.data = network[0].weight.data
+    with pytest.raises(ConversionError, match=r"'0.weight' and '2.weight' share memory.*without .data"):
+        covey.convert(network, covey.Replicate(members=2))
+    network[2].weight = network[0].weight
+    covey.convert(network, covey.Replicate(members=2))
+    table = torch.randn(8, 4)
+    network[0].weight, network[2].weight = (nn.Parameter(part) for part in table.t().chunk(2, 1))
+    network.register_buffer("place", torch.arange(6.0))
+    network.register_buffer("places", network.place[:3])
+    covey.convert(network, covey.Replicate(members=2))
+
+
+class Transposed(nn.Module):
+    """Keeps its weight once more, the other way round: the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 6, bias=False), nn.Linear(4, 3)
+        self.back = self.first.weight.t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.first(x)) @ self.back.t())
+
+
+def test_a_weight_that_is_kept_beside_its_parameter_is_refused() -> None:
+    with pytest.raises(ConversionError, match=r"keeps 'back'.*the parameter 'first.weight'.*property"):
+        covey.convert(Transposed(), covey.DeepEnsemble(members=2), example=torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_of_parameters_are_refused(register: str) -> None:
+    network = mlp()
+    getattr(network[0].weight, register)(lambda gradient: None)
+    with pytest.raises(
+        ConversionError, match=r"'0.weight' has a hook on its gradient.*ensemble's parameters"
+    ):
         covey.convert(network, covey.Replicate(members=2))
 
 

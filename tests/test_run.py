@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import covey
 from covey import run as runs
@@ -241,3 +244,88 @@ def test_one_grey_channel_comes_last_too() -> None:
     ens.run = "loop+channels_last"
     ens(torch.randn(4, 1, 6, 6))
     assert seen[-2:] == [True, True]
+
+
+class Anneals(nn.Module):
+    """Counts its calls in Python, and draws there too whether to run a block."""
+
+    def __init__(self, random_depth: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.calls, self.random_depth = 0, random_depth
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        h = torch.tanh(self.first(x))
+        if not self.random_depth or random.random() + np.random.rand() < 1:
+            h = h + torch.tanh(self.second(h))
+        return self.out(h) * min(1.0, self.calls / 8)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_auto_leaves_counters_where_the_call_does(training: bool) -> None:
+    x = torch.randn(5, 4)
+    ens = covey.convert(Anneals(), covey.DeepEnsemble(members=3), example=x).train(training)
+    plain = ens.member(1)
+    for _ in range(3):
+        torch.testing.assert_close(ens(x)[1], plain(x))
+    assert ens.run in WAYS
+
+
+def test_draws_in_python_are_each_member_s_own() -> None:
+    x = torch.randn(5, 4)
+    random.seed(0)
+    np.random.seed(0)
+    before = random.getstate(), np.random.get_state()[2]
+    ens = covey.convert(Anneals(random_depth=True), covey.DeepEnsemble(members=16), example=x).train()
+    assert before == (random.getstate(), np.random.get_state()[2])
+    ens(x)
+    assert ens.run.startswith("loop")
+
+
+class Optional(nn.Module):
+    """Takes another way, which vmap cannot, where it is given a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, largest: float | None = None) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if largest is not None and h.abs().max().item() > largest:
+            h = h / h.abs().max()
+        return self.out(h)
+
+
+def test_auto_goes_back_to_the_loop_for_inputs_that_vmap_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(5, 4)
+    ens = covey.convert(Optional(), covey.DeepEnsemble(members=3), example=x).eval()
+    monkeypatch.setattr(runs, "tune", lambda *_: "batched")
+    ens(x)
+    outputs = ens(x, largest=0.1)
+    for k in range(3):
+        torch.testing.assert_close(outputs[k], ens.member(k)(x, largest=0.1))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):  # the network's own error, not vmap's
+        ens(torch.randn(5, 5))
+    ens.run = "batched"  # a user's choice stays one
+    with pytest.raises(RuntimeError, match="vmap"):
+        ens(x, largest=0.1)
+
+
+class Asks(nn.Module):
+    """Answers a little otherwise inside vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.out(torch.tanh(self.first(x)))
+        return h * 1.01 if torch._C._functorch.is_batchedtensor(h) else h
+
+
+def test_auto_does_not_take_a_way_that_is_off_by_one_percent() -> None:
+    x = torch.randn(200, 4)
+    ens = covey.convert(Asks(), covey.DeepEnsemble(members=12), example=x).eval()
+    torch.testing.assert_close(ens(x)[3], ens.member(3)(x))
+    assert ens.run.startswith("loop")

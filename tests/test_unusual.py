@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import covey
 from covey.errors import ConversionError
@@ -270,3 +273,158 @@ def test_random_numbers_that_decide_nothing_make_no_draws() -> None:
         covey.convert(LayerDrop(0.0), covey.MCDropout(), example=x)
     outputs = covey.convert(LayerDrop(0.5), covey.MCDropout(members=20), example=x).eval()(x)
     assert any(not torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+class Product(torch.autograd.Function):
+    """A linear layer whose gradients are written by hand, as in torch's tutorial."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t() + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.t() @ x, gradient.sum(0)
+
+
+class ByHand(nn.Module):
+    """Uses it, or torch's own; the second layer is run again in the backward pass."""
+
+    def __init__(self, by_hand: bool = True) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.product: Callable[..., Tensor] = Product.apply if by_hand else nn.functional.linear
+
+    def again(self, h: Tensor) -> Tensor:
+        return self.product(h, self.second.weight, self.second.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.product(x, self.first.weight, self.first.bias))
+        return self.head(checkpoint(self.again, h, use_reentrant=False))
+
+
+@pytest.mark.parametrize(
+    "method", [covey.BatchEnsemble(), covey.Masksembles(), covey.LowRank()], ids=lambda m: type(m).__name__
+)
+def test_functions_with_gradients_of_their_own_train_weights_that_act(method: covey.Method) -> None:
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    gradients = []
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        ensemble = covey.convert(ByHand(by_hand), method, example=x).train()
+        ensemble.run = "loop"
+        ensemble.loss(x, y).backward()
+        gradients.append({name: parameter.grad for name, parameter in ensemble.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], msg=name)
+
+
+class Renewing(nn.Module):
+    """A layer whose reset makes new parameters, which are float32 whatever the old ones were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class Ordered(nn.Module):
+    """Has an order of its features as a frozen parameter, and an empty one to ask for its device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.out = Renewing(), Renewing(), nn.Linear(4, 3)
+        self.again.weight = self.first.weight
+        self.order = nn.Parameter(torch.tensor([2, 0, 1, 3]), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.again(self.first(x.to(self.empty.device))[:, self.order])))
+
+
+def test_fresh_members_keep_types_ties_and_whole_numbers() -> None:
+    network, x = Ordered().double(), torch.randn(5, 4, dtype=torch.float64)
+    ensemble = covey.convert(network, covey.DeepEnsemble(members=2), example=x)
+    member = ensemble.member(1)
+    assert member.again.weight is member.first.weight
+    assert member.first.weight.dtype == torch.float64
+    assert not torch.equal(member.first.weight, network.first.weight)
+    assert member.order.tolist() == [2, 0, 1, 3]
+
+
+def test_an_empty_parameter_does_not_keep_a_network_from_being_packed() -> None:
+    network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    network.empty = nn.Parameter(torch.empty(0))
+    ensemble = covey.convert(network, covey.Packed(members=2), example=torch.randn(5, 4))
+    assert ensemble.member(0).empty.numel() == 0
+
+
+class Propagates(nn.Module):
+    """A graph network that takes its graph as a sparse matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        return torch.sparse.mm(graph, self.out(torch.sparse.mm(graph, self.first(x)).relu()))
+
+
+@pytest.mark.parametrize(
+    "method", [covey.BatchEnsemble(), covey.DeepEnsemble()], ids=lambda m: type(m).__name__
+)
+def test_sparse_inputs_are_taken(method: covey.Method) -> None:
+    x, graph = torch.randn(6, 4), torch.eye(6).roll(1, 0).to_sparse_coo()
+    ensemble = covey.convert(Propagates(), method, example=(x, graph)).eval()
+    assert ensemble.checked.startswith("checked in eval and train mode")
+    torch.testing.assert_close(ensemble(x, graph)[1], ensemble.member(1)(x, graph))
+
+
+class TakesTurns(nn.Module):
+    """Uses one norm or the other, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(8), nn.BatchNorm1d(8)])
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.turn = 1 - self.turn
+        return self.out(self.norms[self.turn](self.first(x)).relu())
+
+
+def test_a_network_that_takes_turns_is_no_difference() -> None:
+    x = torch.randn(6, 4)
+    ensemble = covey.convert(TakesTurns(), covey.DeepEnsemble(members=3), example=x)
+    assert ensemble.checked.startswith("checked in eval and train mode")
+
+
+class LongConvolution(nn.Module):
+    """Convolves by Fourier transforms of twice the length, and answers with a loss of its own as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 16), nn.Linear(16, 3)
+        self.kernel = nn.Parameter(torch.randn(16, 6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.first(x).transpose(1, 2)
+        length = h.shape[-1]
+        spectrum = torch.fft.rfft(h, n=2 * length) * torch.fft.rfft(self.kernel, n=2 * length)
+        y = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
+        return self.out(y.mean(-1)), F.mse_loss(y, h)
+
+
+def test_padded_transforms_and_losses_are_no_widths() -> None:
+    network, x = LongConvolution(), torch.randn(5, 6, 4)
+    small = narrow(network, 0.5, x).network
+    assert small.kernel.shape == (8, 6)
+    assert small.out.weight.shape == (3, 8)

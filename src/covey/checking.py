@@ -5,6 +5,7 @@ Two laws, in eval and in train mode, on the example and on a second batch:
     membership   ens(x)[k] is what the plain network ens.member(k) answers, buffers included
     isolation    whoever runs beside a member, and however often, makes no difference to it
 
+and in train mode that a backward pass reaches all that it reaches in a plain network.
 Both sides run the same calls in the same order from the same random state, so that networks that are random, or whose
 answer depends on how often they were called, are compared like any others.
 """
@@ -13,8 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,11 @@ from covey.networks.constants import kept_tensors
 from covey.networks.copies import duplicate
 from covey.networks.held import Held
 from covey.seeds import random_state_kept, reseed
+from covey.tensors import key
 
-SECONDS = 0.25  # of one forward pass; a check takes about twenty-five, and nobody asked to wait for them
+SECONDS = (
+    0.25  # of one forward pass; a check takes as long as about thirty-five, and nobody asked to wait for them
+)
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
 NOISE = 0.05  # by which the second batch differs from the example, as a share of each number
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the outputs' scale
@@ -39,7 +42,11 @@ NOTHING = 1e-6  # numbers below are taken for zeros: a mean of 1e-17 is rounding
 
 
 def check(
-    ensemble: Ensemble, example: Arguments | None, wanted: bool | None, precision: torch.dtype | None = None
+    ensemble: Ensemble,
+    example: Arguments | None,
+    wanted: bool | None,
+    precision: torch.dtype | None = None,
+    original: nn.Module | None = None,
 ) -> str:
     """Check an ensemble, and say what was found out; a ConversionError names the first difference.
 
@@ -49,6 +56,7 @@ def check(
         wanted: True checks all members; None the first and the last, where that is cheap; False nothing.
         precision: the coarsest type that the network computes in, where that is known; it may be coarser than that of
             its outputs.
+        original: the network that the ensemble was made of.
     """
     if wanted is False:
         return "not checked, as asked"
@@ -57,8 +65,8 @@ def check(
         return f"not checked: {reason}"
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
-    with torch.no_grad(), _same_random_state_after(ensemble):
-        trial = _Trial(duplicate(ensemble), tuple(members), example, precision)
+    with torch.no_grad(), random_state_kept(ensemble):
+        trial = _Trial(duplicate(ensemble), tuple(members), example, precision, original)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
 
@@ -96,6 +104,7 @@ class _Trial:
         members: which are tried.
         example: an input.
         precision: see `check`.
+        original: see `check`.
     """
 
     def __init__(
@@ -104,8 +113,9 @@ class _Trial:
         members: tuple[int, ...],
         example: Arguments,
         precision: torch.dtype | None = None,
+        original: nn.Module | None = None,
     ) -> None:
-        self.ensemble, self.members, self.precision = ensemble, members, precision
+        self.ensemble, self.members, self.precision, self.original = ensemble, members, precision, original
         self.first, self.second = example, _another(example)
         self.kept = ""  # a tensor that the network keeps from one call for the next
         ensemble.run = "loop"
@@ -120,10 +130,11 @@ class _Trial:
                 part.eval()
         self.plain = {k: self.ensemble.member(k) for k in self.members}
         probe = self.ensemble.member(self.members[0])
-        before = kept_tensors(probe)
+        before, numbers = kept_tensors(probe), _plain_values(probe)
         start = time.perf_counter()
         try:
             once = self._alone(probe, self.first)
+            counts = numbers != _plain_values(probe)
             seconds = time.perf_counter() - start
             if seconds > SECONDS and not patient:
                 return f"one forward pass takes {seconds:.1f} s; check=True does it all the same"
@@ -134,12 +145,29 @@ class _Trial:
         if not _same(once, repeated):
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
-        counts = not _same(once, again)
+        counts |= not _same(once, again)
         self.kept = _left_behind(before, kept_tensors(probe)) if counts else ""
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
         self._compare("when it is called again", self.members, self.first)
+        if mode:
+            self._check_training()
+        else:
+            self._check_numbers()
         return ""
+
+    def _check_numbers(self) -> None:
+        """Members that answer NaN where the network they were made of does not are no networks at all."""
+        broken = [k for k in self.members if self._alone(self.ensemble.member(k), self.first).isnan().any()]
+        if not broken or self.original is None:
+            return
+        if self._alone(duplicate(self.original).eval(), self.first).isnan().any():
+            return
+        raise ConversionError(
+            f"member {broken[0]} answers NaN, and the network does not: {type(self.ensemble.method).__name__} leaves a "
+            "layer weights that it cannot compute with, as a norm of weights cannot with a row of zeros. Leave that "
+            f"layer out with the method's `where`. {_ADVICE}"
+        )
 
     def _compare(self, when: str, members: tuple[int, ...], given: Arguments) -> None:
         try:
@@ -210,6 +238,51 @@ class _Trial:
         moved = _distance(once, self._alone(nudged, given))
         return _distance(output, answer) <= 10 * moved
 
+    def _check_training(self) -> None:
+        """A backward pass runs as an ensemble too, and reaches whatever it reaches in the plain network."""
+        if not self.ensemble.stackable:
+            return
+        network = self.ensemble.member(self.members[0])
+        with torch.enable_grad():
+            try:
+                reached = _reached(self._alone(network, self.first), network)
+            except Exception:  # some cannot be trained by themselves either
+                return
+            missed: set[str] = set()
+            # few members first: most often they tell, and they take less time than all
+            for members in (self.members, tuple(range(self.ensemble.members))):
+                try:
+                    missed = self._learning() - _reached(self._in_training(members), self.ensemble)
+                except Exception as error:
+                    raise ConversionError(
+                        f"in train mode the network's backward pass runs by itself but not as an ensemble: "
+                        f"{type(error).__name__}: {error}. {_ADVICE}"
+                    ) from error
+                unused = [key(name) for name, _ in network.named_parameters() if name not in reached]
+                missed = {name for name in missed if not any(label in name for label in unused)}
+                if not missed:
+                    return
+        raise ConversionError(
+            f"in train mode {min(missed)!r} of the ensemble gets no gradient, and in the plain network every parameter "
+            "does that it stands for. The network probably uses weights where covey's do not reach, such as copies of "
+            f"its layers that are no part of it. {_ADVICE}"
+        )
+
+    def _in_training(self, members: tuple[int, ...]) -> Tensor:
+        """What the ensemble answers when it trains: some methods then give each member inputs of its own."""
+        if not self.ensemble.method.share_out(self.ensemble.layout, 2).per_member:
+            return self._together(members, self.first)
+        count = self.ensemble.members
+        each = tree_map(
+            lambda leaf: torch.stack([leaf] * count) if isinstance(leaf, Tensor) else leaf, self.first
+        )
+        args, kwargs = _own(each)
+        _seed(self.ensemble)
+        return self.ensemble(*args, per_member=True, **kwargs)
+
+    def _learning(self) -> set[str]:
+        return {name for name, parameter in self.ensemble.named_parameters() if parameter.requires_grad}
+
     def _check_buffers(self, members: Sequence[int]) -> None:
         """Members' own buffers are those of their networks; shared ones become the networks' mean where they move."""
         buffers = {k: dict(network.named_buffers()) for k, network in self.plain.items()}
@@ -237,7 +310,24 @@ class _Trial:
             )
 
 
+def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
+    """Names of the parameters that a gradient of the outputs reaches."""
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(outputs.abs().square().sum(), [*named.values()], allow_unused=True)
+    return {name for name, gradient in zip(named, found, strict=True) if gradient is not None}
+
+
 _ADVICE = "convert(..., check=False) converts it nevertheless."
+
+
+def _plain_values(network: nn.Module) -> list[Any]:
+    """Numbers, words and switches that the modules keep as attributes, such as a count of calls."""
+    return [
+        value
+        for module in network.modules()
+        for value in vars(module).values()
+        if isinstance(value, bool | int | float | str)
+    ]
 
 
 def _left_behind(before: Mapping[str, Held], after: Mapping[str, Held]) -> str:
@@ -260,6 +350,8 @@ def _another(example: Arguments) -> Arguments:
     def other(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or leaf.ndim == 0:
             return leaf
+        if leaf.layout != torch.strided or leaf.is_nested:  # a graph's edges, or rows of different lengths
+            return leaf
         rolled = leaf.detach().roll(1, 0) if len(leaf) == samples else leaf.detach()
         if not leaf.is_floating_point():
             return rolled
@@ -281,17 +373,6 @@ def _seed(module: nn.Module) -> None:
     reseed(0, module)
     random.seed(0)
     np.random.seed(0)
-
-
-@contextmanager
-def _same_random_state_after(ensemble: Ensemble) -> Iterator[None]:
-    states = random.getstate(), np.random.get_state()
-    with random_state_kept(ensemble):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ def convert(
     ensemble.task, ensemble.seed = task, int(seed)
     ensemble.class_dim = _class_dim(bodies[0]) if class_dim is None else int(class_dim)
     trace = bodies[0].trace
-    ensemble.checked = checking.check(ensemble, bodies[0].example, check, trace.precision if trace else None)
+    precision = trace.precision if trace else None
+    ensemble.checked = checking.check(ensemble, bodies[0].example, check, precision, bodies[0].network)
     return ensemble
 
 

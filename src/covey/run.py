@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from covey import accelerators
+from covey.networks.leftovers import nothing_left_behind
 from covey.seeds import random_state_kept
 from covey.ways import WAYS, Inputs, Way, run_as
 
@@ -23,9 +26,8 @@ if TYPE_CHECKING:
     from covey.ensemble import Ensemble
 
 _log = logging.getLogger("covey")
-AGREEMENT = (
-    0.02  # of the outputs' scale; other kernels and low precision differ by less, wrong members by more
-)
+AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-3}  # of the outputs' scale: other kernels differ by less
+LOW_PRECISION = 0.02
 BEHIND = 1.5  # times as long as the best, and a way leaves the race
 SLOW = 0.2  # seconds of a pass, beside which what a first call does more is small
 PATIENCE = 1.0  # seconds, after which ways that are still close may differ by what nobody notices
@@ -41,7 +43,29 @@ def run(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tensor:
     if way.channels_last and not _as_measured(ensemble, inputs):
         # a network that was seen to work with channels last on images of one size may not on others
         way = replace(way, channels_last=False)
+    if way.run == "batched" and _is_measured(ensemble):
+        return _batched_or_looped(ensemble, way, members, inputs)
     return run_as(ensemble, way, members, inputs)
+
+
+def _is_measured(ensemble: Ensemble) -> bool:
+    """Whether nobody but `auto` chose the way."""
+    return ("train" if ensemble.training else "eval") in ensemble.measured
+
+
+def _batched_or_looped(ensemble: Ensemble, way: Way, members: Sequence[int], inputs: Inputs) -> Tensor:
+    """Batched, as was measured; in a loop where vmap cannot do what these inputs ask of the network.
+
+    An argument that the first call did not have, or a longer sequence, may take the network another way.
+    """
+    try:
+        return run_as(ensemble, way, members, inputs)
+    except Exception as error:
+        outputs = run_as(
+            ensemble, replace(way, run="loop"), members, inputs
+        )  # raises what the network itself does
+        _log.info("these inputs run in a loop, because batched the network raises %s", type(error).__name__)
+        return outputs
 
 
 def _as_measured(ensemble: Ensemble, inputs: Inputs) -> bool:
@@ -116,13 +140,16 @@ class _Race:
         self.seconds: dict[Way, float] = {}
         self.spent = 0.0
         self.reference: tuple[Tensor, Tensor] | None = None
+        self.draws_in_python = False
         self.backward = True
 
     def winner(self, present: Way, *others: Way, gain: float = 1.0) -> Way:
         """The fastest; another than the present one only if it takes less than `gain` of its time."""
         if self.reference is None:
             # twice, because the first call in a process does more, and to see whether the network is random
+            before = _states_in_python()
             self.reference = self._timed(Way()), self._timed(Way())
+            self.draws_in_python = before != _states_in_python()
             if self._best((Way(),)) > SLOW:
                 _log.info("measuring how %d members run fastest, which takes some passes", len(self.members))
         racing = [present, *(way for way in dict.fromkeys(others) if way != present and self._works(way))]
@@ -143,6 +170,8 @@ class _Race:
     def _works(self, way: Way) -> bool:
         """Whether a way can run this network, and answers as the loop does."""
         assert self.reference is not None
+        if way.run == "batched" and self.draws_in_python:  # all members would have one draw
+            return False
         try:
             found = self._timed(way)
         except Exception:  # such as vmap's; what the loop accepts is good input
@@ -174,15 +203,22 @@ class _Race:
 
 @contextmanager
 def _nothing_changed(ensemble: Ensemble) -> Iterator[None]:
-    """Buffers and random state are as before when the block ends."""
+    """Buffers, random state and what networks count in Python are as before when the block ends."""
     state = {name: tensor.clone() for name, tensor in ensemble.named_buffers()}
-    with random_state_kept(ensemble):
+    skeletons = {id(skeleton): skeleton for skeleton in map(ensemble.skeleton, range(ensemble.members))}
+    with random_state_kept(ensemble), nothing_left_behind([*skeletons.values()], keep_plain=False):
         try:
             yield
         finally:
             with torch.no_grad():
                 for name, tensor in ensemble.named_buffers():
                     tensor.copy_(state[name])
+
+
+def _states_in_python() -> tuple[Any, ...]:
+    """Of the random numbers that torch knows nothing of."""
+    _, keys, *places = np.random.get_state()
+    return random.getstate(), keys.tobytes(), *places
 
 
 def _agree(ensemble: Ensemble, loop_once: Tensor, loop_again: Tensor, batched_once: Tensor) -> bool:
@@ -196,4 +232,13 @@ def _agree(ensemble: Ensemble, loop_once: Tensor, loop_again: Tensor, batched_on
     if not torch.allclose(once, again, rtol=1e-6, atol=1e-9):  # random, or statistics moved on
         return ensemble.differ or not torch.equal(other[0], other[1])
     scale = once.abs().amax().clamp_min(1e-12)
-    return bool(((once - other).abs().amax() <= AGREEMENT * scale).item()) or not torch.isfinite(once).all()
+    tolerance = _tolerance(ensemble, loop_once)
+    return bool(((once - other).abs().amax() <= tolerance * scale).item()) or not torch.isfinite(once).all()
+
+
+def _tolerance(ensemble: Ensemble, outputs: Tensor) -> float:
+    """By the coarsest type that outputs and weights are in, or that autocast computes in."""
+    if torch.is_autocast_enabled(outputs.device.type):
+        return LOW_PRECISION
+    kinds = {outputs.dtype, *(parameter.dtype for parameter in ensemble.parameters())}
+    return max(AGREEMENT.get(kind, LOW_PRECISION) for kind in kinds)

@@ -28,9 +28,9 @@ def generator_of(*keys: int | str) -> torch.Generator:
 
 @contextmanager
 def random_state_kept(*where: nn.Module | torch.device, seed: int | None = None) -> Iterator[None]:
-    """Leave the global random state as it was: the CPU's, and that of the accelerators in use.
+    """Leave the global random state as it was: the CPU's, that of the accelerators in use, NumPy's and Python's.
 
-    With a seed, NumPy's and Python's too, which people's data sets and transforms draw from.
+    People's networks, data sets and transforms draw from all of them.
 
     An accelerator that is not in use is not even woken, since a process that woke one can no longer be forked.
 
@@ -43,18 +43,18 @@ def random_state_kept(*where: nn.Module | torch.device, seed: int | None = None)
         for kind in _accelerators(where):
             every = range(torch.get_device_module(kind).device_count())
             stack.enter_context(torch.random.fork_rng(devices=every, device_type=kind))
+        stack.enter_context(_others_kept())
         if seed is not None:
-            stack.enter_context(_others_seeded(seed))
+            np.random.seed(seed % (1 << 32))
+            random.seed(seed)
             reseed(seed, *where)
         yield
 
 
 @contextmanager
-def _others_seeded(seed: int) -> Iterator[None]:
-    """NumPy's and Python's global random numbers, begun anew and put back."""
+def _others_kept() -> Iterator[None]:
+    """NumPy's and Python's global random numbers, put back."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
-    np.random.seed(seed % (1 << 32))
-    random.seed(seed)
     try:
         yield
     finally:

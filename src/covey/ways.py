@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from covey.errors import ConversionError, OptionError
+from covey.networks.calls import open_objects
 
 if TYPE_CHECKING:
     from covey.ensemble import Ensemble
@@ -38,6 +39,7 @@ class Inputs:
     copied: bool = False  # whether each member gets a copy, because the network may change its input in place
 
     def __post_init__(self) -> None:
+        open_objects((self.args, self.kwargs))
         if self.count is not None:
             for leaf in self.leaves():
                 if leaf.ndim == 0 or len(leaf) != self.count:
@@ -53,9 +55,7 @@ class Inputs:
         return [leaf for leaf in tree_flatten((self.args, self.kwargs))[0] if isinstance(leaf, Tensor)]
 
     def of(self, i: int) -> tuple[tuple, dict[str, Any]]:
-        """The arguments of the i-th of the members that run."""
-        if self.count is None and not self.copied:
-            return self.args, self.kwargs
+        """The arguments of the i-th of the members that run, in lists and dicts of its own, which it may take apart."""
         return tree_map(lambda leaf: self._own(leaf, i), (self.args, self.kwargs))
 
     def _own(self, leaf: Any, i: int) -> Any:

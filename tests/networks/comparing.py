@@ -56,7 +56,7 @@ def another(inputs: Any) -> Any:
 
 
 def _other_leaf(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor) or len(leaf) != BATCH:
+    if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or len(leaf) != BATCH:
         return leaf
     turned = leaf.roll(1, 0)
     return turned + 0.1 * torch.rand_like(turned) if leaf.is_floating_point() else turned
@@ -73,6 +73,8 @@ def tensors(net: nn.Module) -> dict[str, Tensor]:
 def same_tensor(a: Tensor, b: Tensor | None, tolerance: float = 0.0) -> bool:
     if b is None or a.shape != b.shape:
         return False
+    if a.layout != torch.strided:
+        a, b = a.to_dense(), b.to_dense()
     if tolerance == 0 or not a.is_floating_point():
         return torch.equal(a, b) or bool((a.isnan() & b.isnan() | (a == b)).all())
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -632,6 +632,116 @@ def places_that_move_with_features() -> nn.Module:
     )
 
 
+# --- of several fields --------------------------------------------------------------------------------------
+
+
+class _Neighbourhoods(nn.Module):
+    """Centres far from each other, each with the features of the points around it."""
+
+    def __init__(self, centres: int, near: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.centres, self.near = centres, near
+        self.mlp = nn.Sequential(nn.Conv2d(inputs + 3, outputs, 1), nn.BatchNorm2d(outputs), nn.ReLU())
+
+    def forward(self, places: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(len(places))
+        distance = torch.full(places.shape[:2], 1e10, dtype=places.dtype)
+        furthest, chosen = torch.zeros(len(places), dtype=torch.long), []
+        for _ in range(self.centres):
+            chosen.append(furthest)
+            apart = (places - places[rows, furthest].unsqueeze(1)).square().sum(-1)
+            distance = torch.minimum(distance, apart)
+            furthest = distance.argmax(-1)
+        centres = places[rows[:, None], torch.stack(chosen, 1)]
+        near = torch.cdist(centres, places).topk(self.near, largest=False).indices
+        around = places[rows[:, None, None], near] - centres.unsqueeze(2)
+        grouped = torch.cat([around, features[rows[:, None, None], near]], -1)
+        return centres, self.mlp(grouped.permute(0, 3, 1, 2)).amax(-1).transpose(1, 2)
+
+
+_POINTS = (("first.mlp.0.weight", (8, 7, 1, 1)), ("second.mlp.0.weight", (8, 11, 1, 1)))
+
+
+@plain("other", lambda: (torch.randn(BATCH, 10, 3), torch.randn(BATCH, 10, 4)), narrow=_POINTS)
+def points_around_centres() -> nn.Module:
+    def forward(net: Any, places: Tensor, features: Tensor) -> Tensor:
+        _, features = net.second(*net.first(places, features))
+        return net.head(features.amax(1))
+
+    parts = dict(first=_Neighbourhoods(6, 3, 4, 16), second=_Neighbourhoods(3, 2, 16, 16))
+    return module(forward, **parts, head=nn.Linear(16, CLASSES))
+
+
+@plain("transformer", sequences(6, 8))
+def retention() -> nn.Module:
+    """Attention without a softmax, which forgets by its distance, each head at its own rate."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x)
+        batch, length, width = h.shape
+        q, k, v = (layer(h).view(batch, length, 4, -1).transpose(1, 2) for layer in net.qkv)
+        steps = torch.arange(length)
+        kept = (net.rates[:, None, None] ** (steps[:, None] - steps).clamp(min=0)).tril()
+        y = ((q @ k.transpose(-1, -2)) * kept) @ v
+        y = net.norm(y.transpose(1, 2).reshape(-1, width)).view(batch, length, width)
+        return net.head((h + net.out(F.silu(net.gate(h)) * y))[:, -1])
+
+    qkv = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(3))
+    parts = dict(first=nn.Linear(8, 16), qkv=qkv, gate=nn.Linear(16, 16), out=nn.Linear(16, 16))
+    net = module(forward, **parts, norm=nn.GroupNorm(4, 16), head=nn.Linear(16, CLASSES))
+    net.register_buffer("rates", 1 - torch.exp2(-5.0 - torch.arange(4)))
+    return net
+
+
+class _Gate(nn.Module):
+    """Lets through of a map what a coarser one points at."""
+
+    def __init__(self, fine: int, coarse: int) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(fine, fine // 2, 1), nn.Conv2d(coarse, fine // 2, 1)
+        self.weigh = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(fine // 2, 1, 1), nn.Sigmoid())
+
+    def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        up = F.interpolate(self.coarse(coarse), size=fine.shape[2:], mode="bilinear", align_corners=False)
+        return fine * self.weigh(self.fine(fine) + up)
+
+
+def _normed(inputs: int, outputs: int) -> nn.Module:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+
+
+@plain("convolutional", images(16))
+def unet_with_gates_of_attention() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        fine = net.fine(x)
+        coarse = net.coarse(F.max_pool2d(fine, 2))
+        both = torch.cat([net.gate(fine, coarse), F.interpolate(coarse, scale_factor=2.0)], 1)
+        return net.head(net.up(both))
+
+    parts = dict(fine=_normed(3, 8), coarse=_normed(8, 16), gate=_Gate(8, 16), up=_normed(24, 8))
+    return module(forward, **parts, head=nn.Conv2d(8, CLASSES, 1))
+
+
+@plain("mlp", sequences(5, 8))
+def experts_that_add_to_rows() -> nn.Module:
+    """Each token goes to two of four experts, whose answers are added to its row."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x)
+        rows = net.norm(h).flatten(0, 1)
+        weights, chosen = net.gate(rows).softmax(-1).topk(2)
+        mixed = torch.zeros_like(rows)
+        for number, expert in enumerate(net.experts):
+            row, place = torch.where(chosen == number)
+            mixed.index_add_(0, row, expert(rows[row]) * weights[row, place, None])
+        return net.head((h + mixed.view_as(h)).mean(1))
+
+    experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4))
+    parts = dict(first=nn.Linear(8, 16), norm=nn.LayerNorm(16), gate=nn.Linear(16, 4), experts=experts)
+    return module(forward, **parts, head=nn.Linear(16, CLASSES))
+
+
 def networks() -> list[Network]:
     """All of them."""
     return _FOUND

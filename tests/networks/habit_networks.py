@@ -5,9 +5,12 @@ As in `plain_networks`, the name of the function is the name of the network, wit
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
+import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -534,6 +537,147 @@ def nested_tensors_inside() -> nn.Module:
         return net.head(F.relu(net.mix(padded)).sum(1))
 
     return module(forward, table=nn.Embedding(20, 8), mix=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+
+
+# --- what they are given, taken apart and handed on -----------------------------------------------------------
+
+
+@plain("mlp", lambda: ({"left": torch.randn(BATCH, 8), "right": torch.randn(BATCH, 8)},))
+def batch_that_is_emptied() -> nn.Module:
+    def forward(net: Any, batch: dict[str, Tensor]) -> Tensor:
+        return net.head(F.relu(net.first(batch.pop("left")) - net.first(batch.pop("right"))))
+
+    return module(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+
+
+@dataclass
+class _Sample:
+    nodes: Tensor
+    weights: Tensor
+
+
+def _sample() -> tuple[_Sample]:
+    return (_Sample(torch.randn(BATCH, 8).double(), torch.rand(BATCH, 1).double()),)
+
+
+class _Hands(nn.Module):
+    """Takes an object, sets what it has computed in it, and hands it on."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, sample: _Sample) -> _Sample:
+        sample.nodes = F.relu(self.linear(sample.nodes)) * sample.weights
+        return sample
+
+
+@plain("mlp", _sample)
+def object_that_is_handed_on() -> nn.Module:
+    def forward(net: Any, sample: _Sample) -> Tensor:
+        return net.head(net.second(net.first(sample)).nodes)
+
+    return module(forward, first=_Hands(8, 16), second=_Hands(16, 16), head=nn.Linear(16, CLASSES))
+
+
+def _sparse_graph() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 8), torch.eye(6, dtype=torch.float64).roll(1, 0).to_sparse_coo()
+
+
+@plain("other", _sparse_graph)
+def sparse_graph_given() -> nn.Module:
+    def forward(net: Any, nodes: Tensor, edges: Tensor) -> Tensor:
+        h = F.relu(torch.sparse.mm(edges, net.first(nodes)))
+        return torch.sparse.mm(edges, net.head(h))
+
+    return module(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+
+
+# --- layers that are reset, counted, borrowed ---------------------------------------------------------------------
+
+
+@plain("mlp", vectors(8))
+def norms_in_turn() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        net.turn = 1 - net.turn
+        return net.head(F.relu(net.norms[net.turn](net.first(x))))
+
+    norms = nn.ModuleList([nn.BatchNorm1d(16), nn.BatchNorm1d(16)])
+    return module(forward, first=nn.Linear(8, 16), norms=norms, turn=0, head=nn.Linear(16, CLASSES))
+
+
+class _Renewing(nn.Module):
+    """Makes its parameters anew when it is reset."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.sizes = outputs, inputs
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.weight = nn.Parameter(torch.randn(self.sizes) / self.sizes[1] ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+@plain("mlp", vectors(8))
+def parameters_made_by_reset() -> nn.Module:
+    layers = _Renewing(8, 16), nn.ReLU(), _Renewing(16, 16), nn.ReLU(), nn.Linear(16, CLASSES)
+    return nn.Sequential(*layers)
+
+
+@plain("mlp", vectors(8))
+def parameters_empty_and_whole() -> nn.Module:
+    """One that is asked for its device only, and one that is an order."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.head(F.relu(net.first(x.to(net.empty.device)[:, net.order])))
+
+    net = module(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+    net.empty = nn.Parameter(torch.empty(0))
+    net.order = nn.Parameter(torch.randperm(8), requires_grad=False)
+    return net
+
+
+class _Borrows(nn.Module):
+    """Uses a layer of its parent's, whom it must not hold."""
+
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.parent, self.own = weakref.ref(parent), nn.Linear(16, 16)
+
+    def forward(self, h: Tensor) -> Tensor:
+        parent: Any = self.parent()
+        return F.relu(parent.shared(F.relu(self.own(h))))
+
+
+@plain("mlp", vectors(8))
+def layer_by_weak_reference() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.head(net.child(net.first(x)))
+
+    net = module(forward, first=nn.Linear(8, 16), shared=nn.Linear(16, 16), head=nn.Linear(16, CLASSES))
+    net.child = _Borrows(net)
+    return net
+
+
+@plain("mlp", vectors(8))
+def layer_copied_in_the_forward_pass() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        slow = copy.deepcopy(net.first).requires_grad_(False)
+        return net.head(F.relu(net.first(x)) + slow(x))
+
+    return module(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
+
+
+@plain("mlp", vectors(8))
+def compiled_function_inside() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.head(net.gate(net.first(x)))
+
+    gate = torch.compile(lambda h: h * torch.sigmoid(h), backend="eager")
+    return module(forward, first=nn.Linear(8, 16), gate=gate, head=nn.Linear(16, CLASSES))
 
 
 def networks() -> list[Network]:

@@ -55,7 +55,9 @@ def expected_size(network: Network, member: nn.Module, ratio: float) -> float:
 
 def _used(network: Network) -> set[str]:
     """Names of the parameters that the network's answer depends on."""
-    plain = network.make().requires_grad_(True)
+    plain = network.make()
+    for parameter in plain.parameters():
+        parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
     args, kwargs = arguments(network.example())
     pick(plain(*args, **kwargs), network.output).sum().backward()
     return {name for name, parameter in plain.named_parameters() if parameter.grad is not None}

@@ -602,6 +602,111 @@ def choices_by_gumbel() -> nn.Module:
     return module(forward, first=nn.Linear(8, 16), head=nn.Linear(16, CLASSES))
 
 
+# --- weights by other ways ---------------------------------------------------------------------------------
+
+
+class _Product(torch.autograd.Function):
+    """A linear layer as torch's tutorial writes it: gradients by hand, of the weights too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.mm(weight.t()) + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient.mm(weight), gradient.t().mm(x), gradient.sum(0)
+
+
+_product = _Product.apply
+
+
+@plain("mlp", vectors(8))
+def linear_layers_by_hand() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = F.relu(_product(x, net.first.weight, net.first.bias))
+        return net.head(F.relu(_product(h, net.second.weight, net.second.bias)))
+
+    parts = dict(first=nn.Linear(8, 16), second=nn.Linear(16, 16))
+    return module(forward, **parts, head=nn.Linear(16, CLASSES))
+
+
+@plain("mlp", vectors(8))
+def scaled_by_a_functional_call() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        scaled = {name: tensor * net.scale for name, tensor in net.body.named_parameters()}
+        return net.head(F.relu(torch.func.functional_call(net.body, scaled, (x,))))
+
+    body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16))
+    net = module(forward, body=body, head=nn.Linear(16, CLASSES))
+    net.scale = nn.Parameter(torch.tensor(0.9))
+    return net
+
+
+@plain("mlp", vectors(8))
+def gradient_step_inside() -> nn.Module:
+    """A layer's weight takes a step on each sample before it is used."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(net.first(x))
+        step = torch.func.grad(lambda weight, key, value: (key @ weight - value).square().mean())
+        steps = torch.func.vmap(step, in_dims=(None, 0, 0))(net.weight, net.keys(h), net.values(h))
+        return net.head(torch.einsum("bi,bij->bj", h, net.weight - steps))
+
+    parts = dict(first=nn.Linear(8, 12), keys=nn.Linear(12, 12), values=nn.Linear(12, 12))
+    net = module(forward, **parts, head=nn.Linear(12, CLASSES))
+    net.weight = nn.Parameter(torch.randn(12, 12) / 4)
+    return net
+
+
+@plain("mlp", vectors(8))
+def equilibrium_with_a_hook() -> nn.Module:
+    """Its backward pass goes to a fixed point as well."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        given = net.first(x)
+        with torch.no_grad():
+            h = torch.zeros_like(given)
+            for _ in range(30):
+                h = torch.tanh(0.3 * net.again(h) + given)
+        h = torch.tanh(0.3 * net.again(h) + given)
+        if h.requires_grad:
+            start = h.detach().requires_grad_()
+            end = torch.tanh(0.3 * net.again(start) + given)
+            h.register_hook(functools.partial(_settled, start, end))
+        return net.head(h)
+
+    return module(forward, first=nn.Linear(8, 16), again=nn.Linear(16, 16), head=nn.Linear(16, CLASSES))
+
+
+def _settled(start: Tensor, end: Tensor, gradient: Tensor) -> Tensor:
+    found = gradient
+    for _ in range(20):
+        found = torch.autograd.grad(end, start, found, retain_graph=True)[0] + gradient
+    return found
+
+
+@plain("recurrent", sequences(8, 6))
+def state_space_by_fourier_transform() -> nn.Module:
+    """A long convolution whose kernel is a sum of decaying waves."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.first(x).transpose(1, 2)
+        length = h.shape[-1]
+        rates = torch.complex(-net.decay.exp(), net.frequency)
+        waves = torch.exp(rates.unsqueeze(-1) * torch.arange(length, dtype=x.dtype))
+        kernel = torch.einsum("hn,hnl->hl", torch.view_as_complex(net.mix), waves).real
+        spectrum = torch.fft.rfft(h, n=2 * length) * torch.fft.rfft(kernel, n=2 * length)
+        y = torch.fft.irfft(spectrum, n=2 * length)[..., :length]
+        return net.head(F.gelu(net.out(y) + h).mean(-1))
+
+    net = module(forward, first=nn.Linear(6, 12), out=nn.Conv1d(12, 12, 1), head=nn.Linear(12, CLASSES))
+    net.decay, net.frequency = nn.Parameter(torch.randn(12, 4)), nn.Parameter(torch.rand(12, 4) * 3)
+    net.mix = nn.Parameter(torch.randn(12, 4, 2))
+    return net
+
+
 # --- of other packages ------------------------------------------------------------------------------------
 
 

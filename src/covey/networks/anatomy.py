@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_map
 
 from covey.errors import ConversionError
 from covey.networks.calls import Arguments, Output, arguments, pick
-from covey.networks.constants import Print, drop_caches, prints
+from covey.networks.constants import Print, drop_caches, kept_tensors, prints
 from covey.networks.copies import copied, duplicate
 from covey.networks.held import held
 from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
-from covey.networks.refusals import check_keywords
+from covey.networks.refusals import check_keywords, share_memory
 from covey.networks.trace import Trace, trace
 from covey.seeds import random_state_kept
 
@@ -104,8 +104,10 @@ class Anatomy:
         buffers = [name for name, _ in self.network.named_buffers()]
         if self.trace is None:
             return tuple(name for name in buffers if name not in self.state)
-        met = self.trace.touched(own)
-        owners = {owner_of(name) for name in self.state & met}
+        behind = self.trace.touched(own)
+        # what this pass did not come by (one of two norms, a block that is left out by chance) may be behind as well
+        unknown = self.state - self.trace.met()
+        owners = {owner_of(name) for name in (self.state & behind) | unknown}
         return tuple(name for name in buffers if name not in self.state or owner_of(name) not in owners)
 
 
@@ -134,6 +136,7 @@ def examine(
         traces, state, moves_in_eval = _probe(private, *given, output)
         if drop_caches(private, _constants(traces), given):
             traces, state, moves_in_eval = _probe(private, *given, output)
+        _check_constants(network, _constants(traces))
         trace = traces[0]
         facts = {
             "example": given,
@@ -237,6 +240,19 @@ def _run_of_a_copy(
 def _constants(traces: Iterable[Trace]) -> list[str]:
     """Paths of tensors that the network keeps in Python and its answer depends on, in some mode."""
     return sorted(set().union(*(traced.constants() for traced in traces)))
+
+
+def _check_constants(network: nn.Module, paths: Iterable[str]) -> None:
+    """Refuse what looks like a constant and is the memory of a parameter: members would read the original's."""
+    kept = kept_tensors(network)
+    for path in paths:
+        for name, parameter in network.named_parameters():
+            if path in kept and share_memory(kept[path].value, parameter):
+                raise ConversionError(
+                    f"the network keeps {path!r}, which shares its memory with the parameter {name!r}, and computes "
+                    "with it, so that every member would compute with the original's weights. Take it from the "
+                    "parameter in the forward pass, or make it a property."
+                )
 
 
 def _rewritten(network: nn.Module, traces: Iterable[Trace]) -> tuple[str, ...]:

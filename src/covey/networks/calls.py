@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from covey.errors import ConversionError, CoveyError, DataError
+from covey.networks.held import DEPTH, is_plain_object, slots_of
 
 Arguments = tuple[tuple, dict[str, Any]]
 """Positional and keyword arguments of a call."""
+
+_ATOMS = {type(None), bool, int, float, str, bytes, torch.dtype, torch.device}
 
 Output = str | int | None
 """Which part of a network's output is the answer: a key, an attribute or a position; None where there is only one."""
@@ -20,9 +24,65 @@ Output = str | int | None
 
 def arguments(example: Any) -> Arguments:
     """An example input as (args, kwargs)."""
+    open_objects(example)
     if isinstance(example, Mapping):
         return (), dict(example)
     return (tuple(example) if isinstance(example, tuple | list) else (example,)), {}
+
+
+# --- objects that hold tensors ---------------------------------------------------------------------------------------
+
+
+def open_objects(inputs: Any) -> None:
+    """Let torch's trees look into the objects among some inputs that hold tensors: dataclasses, graphs, caches.
+
+    To a tree they are leaves. Members would then all get the same object, and a network that sets an attribute of it,
+    as many of those do that hand a graph from layer to layer, would hand one member's features to the next.
+    """
+    if torch.compiler.is_compiling():
+        return
+    for leaf in pytree.tree_leaves(inputs):
+        if type(leaf) in _ATOMS or isinstance(leaf, Tensor) or type(leaf) in pytree.SUPPORTED_NODES:
+            continue
+        if _tensors_in(leaf, ()):
+            pytree.register_pytree_node(type(leaf), _taken_apart, _put_together)
+            open_objects(_taken_apart(leaf)[0])
+
+
+def _tensors_in(value: Any, around: tuple[int, ...]) -> bool:
+    """Whether an object leads to a tensor, and nowhere back to itself, since a tree has no circles."""
+    leaves = [value] if not around else pytree.tree_leaves(value)
+    found = False
+    for leaf in leaves:
+        if id(leaf) in around or len(around) > DEPTH:
+            return False
+        if isinstance(leaf, Tensor):
+            found = True
+        elif type(leaf) not in _ATOMS and (is_plain_object(leaf) or isinstance(leaf, dict)):
+            found |= _tensors_in(_taken_apart(leaf)[0], (*around, id(leaf)))
+    return found
+
+
+def _taken_apart(value: Any) -> tuple[list[Any], tuple[type, list[Any], list[str]]]:
+    """What an object holds, and its kind with the keys and names it holds it under."""
+    items = dict(value) if isinstance(value, dict) else {}
+    attributes = {**getattr(value, "__dict__", {}), **dict(slots_of(value))}
+    return [*items.values(), *attributes.values()], (type(value), list(items), list(attributes))
+
+
+def _put_together(values: Iterable[Any], how: tuple[type, list[Any], list[str]]) -> Any:
+    kind, keys, names = how
+    left = iter(values)
+    made = kind.__new__(kind)
+    for key in keys:
+        dict.__setitem__(made, key, next(left))
+    for name in names:
+        # not by the class's own way, which may forbid it (frozen) or do more
+        if hasattr(made, "__dict__") and not hasattr(type(made), name):
+            made.__dict__[name] = next(left)
+        else:
+            object.__setattr__(made, name, next(left))
+    return made
 
 
 @contextmanager

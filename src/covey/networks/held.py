@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ DEPTH = 4  # of containers inside containers
 LARGE = 256  # entries; larger containers are not looked into
 STANDARD = frozenset(nn.Module().__dict__)  # attributes that every module has for torch's own use
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_RENEWED = {
+    "_flat_weight_refs"
+}  # weak references of recurrent layers to their weights, which copies make anew
+_LEADING_OUT = (types.FunctionType, weakref.ref)  # what copies share with the original
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Held:
 def held(network: nn.Module) -> list[Held]:
     """Tensors and modules that the network's attributes and hooks lead to, each once, beside the registered ones.
 
-    Registered ones are among them where a function leads there.
+    Registered ones are among them where a function or a weak reference leads there.
 
     >>> network = nn.Sequential(nn.Linear(2, 2))
     >>> network.hidden = [nn.Linear(2, 2)]
@@ -52,7 +57,7 @@ def held(network: nn.Module) -> list[Held]:
     for path, module in network.named_modules():
         prefix = f"{path}." if path else ""
         for key, value in [*module.__dict__.items(), *slots_of(module)]:
-            if key not in STANDARD:
+            if key not in STANDARD and key not in _RENEWED:
                 walk.into(_Place(f"{prefix}{key}", module, key), value, DEPTH)
         for key in _HOOKS:
             for hook in module.__dict__.get(key, {}).values():
@@ -105,7 +110,7 @@ class _Walk:
             return
         self.seen.add(id(value))
         inside = list(_inside(place.path, value))
-        leads_out = closure or isinstance(value, types.FunctionType)
+        leads_out = closure or isinstance(value, _LEADING_OUT)
         for inner_place, inner in inside:
             self.into(inner_place, inner, depth - 1, leads_out)
 
@@ -126,6 +131,8 @@ def _inside(path: str, value: Any) -> Iterator[tuple[_Place, Any]]:
     elif isinstance(value, functools.partial):
         for inner in (value.func, *value.args, *value.keywords.values()):
             yield _Place(path), inner
+    elif isinstance(value, weakref.ref):
+        yield _Place(path), value()
     elif isinstance(value, types.MethodType):
         yield _Place(path), value.__self__
     elif isinstance(value, types.FunctionType):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -38,10 +38,12 @@ def fresh(network: nn.Module, factory: Factory | None = None) -> nn.Module:
         return from_zoo.to(like)
     made = duplicate(network)
     reset = _resetting(made)
+    were = dict(made.named_parameters(remove_duplicate=False))
     for path, restart in reset.items():
         _restarted(made, path, restart)
+    misfits = _take_values(made, were)
     for name, tensor in made.named_parameters():
-        if _path_of(name) not in reset:
+        if _path_of(name) not in reset or name in misfits:
             _redraw(tensor)
     return made
 
@@ -92,6 +94,26 @@ def _restarted(network: nn.Module, path: str, restart: Callable[[], Any]) -> Non
             buffer.copy_(value)
 
 
+@torch.no_grad()
+def _take_values(network: nn.Module, were: Mapping[str, nn.Parameter]) -> set[str]:
+    """Put back parameters that resets replaced by new ones, which have lost type and ties, with the new ones' values.
+
+    Returns the names of those whose new ones have another shape, as those of a layer that was made narrow may.
+    """
+    misfits = set()
+    for name, own in were.items():
+        owner, leaf = network.get_submodule(_path_of(name)), name.rpartition(".")[2]
+        new = getattr(owner, leaf, None)
+        if not isinstance(new, nn.Parameter) or new is own:
+            continue
+        if new.shape == own.shape:
+            own.copy_(new)
+        else:
+            misfits.add(name)
+        setattr(owner, leaf, own)
+    return misfits
+
+
 def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
     return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
@@ -107,6 +129,8 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _spread(tensor: Tensor) -> float:
+    if not (tensor.is_floating_point() or tensor.is_complex()):  # an order, or a mask: nothing that is drawn
+        return 0.0
     return _real(tensor).double().std(correction=0).item() if tensor.numel() > 1 else 0.0
 
 

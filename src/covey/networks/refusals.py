@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,8 @@ def check_network(network: nn.Module) -> None:
     _check_wrappers(network)
     _check_arguments(network)
     _check_tensors(network)
+    _check_memory(network)
+    _check_gradient_hooks(network)
     _check_held(network)
 
 
@@ -153,15 +156,72 @@ def _check_tensors(network: nn.Module) -> None:
             )
 
 
+def _check_memory(network: nn.Module) -> None:
+    """Two tensors in one memory change together in the network, and would be two in its members."""
+    named = {
+        name: tensor
+        for name, tensor in [*network.named_parameters(), *network.named_buffers()]
+        if _has_memory(tensor)
+    }
+    learnt = {name for name, _ in network.named_parameters()}
+    in_order = sorted(named, key=lambda name: named[name].data_ptr())
+    for one, other in itertools.pairwise(in_order):
+        # constants may well share theirs, as the rows of one table do
+        if (one in learnt or other in learnt) and share_memory(named[one], named[other]):
+            raise ConversionError(
+                f"{one!r} and {other!r} share memory, so training one changes the other, and torch has them as two "
+                "tensors. Members' are made one by one and would no longer be tied. Use one parameter in both places "
+                "(decoder.weight = encoder.weight, without .data), or a copy (.clone()) if they should differ."
+            )
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether a number of one tensor is a number of the other."""
+    if not (_has_memory(one) and _has_memory(other)):
+        return False
+    (start, end), (other_start, other_end) = _reach(one), _reach(other)
+    if start >= other_end or other_start >= end:
+        return False
+    # columns of one table reach over each other and have nothing in common
+    return bool(torch.isin(_addresses(one), _addresses(other)).any())
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.device.type != "meta" and tensor.layout == torch.strided and tensor.numel() > 0
+
+
+def _reach(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins, and where it ends."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _addresses(tensor: Tensor) -> Tensor:
+    start, end = _reach(tensor)
+    every = torch.arange(start, end, tensor.element_size())
+    return every.as_strided(tensor.shape, tensor.stride()).flatten()
+
+
+def _check_gradient_hooks(network: nn.Module) -> None:
+    for name, parameter in network.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ConversionError(
+                f"{name!r} has a hook on its gradient (register_hook), which copies of a tensor do not have, so that "
+                "members would train without it. Remove it, and do in the forward pass what it is for, such as "
+                "`weight * mask` for a gradient that is masked; or put hooks on the ensemble's parameters."
+            )
+
+
 def _check_held(network: nn.Module) -> None:
     """Parameters that torch does not know of, and functions that would go on using the original network."""
     registered = {id(part) for part in [*network.modules(), *network.parameters(), *network.buffers()]}
     for found in held(network):
         if id(found.value) in registered:
             raise ConversionError(
-                f"a function in {found.path!r} refers to a layer or tensor of the network itself. Copies of the "
-                "network share that function, so that every member would go on using the original. Make it a method, "
-                "or a function that is given the module."
+                f"a function or a weak reference in {found.path!r} leads to a layer or tensor of the network itself. "
+                "Copies of the network share it, so that every member would go on using the original. Make it a "
+                "method, a function that is given the module, or an ordinary reference."
             )
         _check_trainable(found, registered)
 

@@ -134,6 +134,11 @@ class Trace:
         needed = self._needed()
         return {name for value, name in self.names.items() if value in needed}
 
+    def met(self) -> set[str]:
+        """Named tensors that any operation read."""
+        read = set().union(*(op.reads for op in self.ops))
+        return {name for value, name in self.names.items() if value in read}
+
     def constants(self) -> set[str]:
         """Paths of tensors kept in Python that the output depends on."""
         needed = self._needed()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from covey.errors import TrainingError
 
@@ -131,6 +133,56 @@ class ActingWeight(Tensor):
         """Where torch does not ask by `__torch_function__`."""
         args, kwargs = tree_map(_densely, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+class _Standing(torch.autograd.Function):
+    """Weights that act, as autograd has them; their gradients go on to what they are made of."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: list[ActingWeight], *sources: Tensor) -> tuple[Tensor, ...]:
+        # a weight that its own node leads to would never be freed, so what it is made of stands in for it
+        ctx.makers = [partial(type(weight).dense, SimpleNamespace(**vars(weight))) for weight in weights]
+        ctx.sources = sources
+        ctx.set_materialize_grads(False)
+        return tuple(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        used = [(make, given) for make, given in zip(ctx.makers, gradients, strict=True) if given is not None]
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            made = [make() for make, _ in used]
+        wanted = [
+            source for source, needed in zip(ctx.sources, ctx.needs_input_grad[1:], strict=True) if needed
+        ]
+        given = [gradient for _, gradient in used]
+        found = iter(torch.autograd.grad(made, wanted, given, create_graph=again, allow_unused=True))
+        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+
+
+def differentiable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One member's tensors, where those that act have a gradient for whoever uses them as any other tensor.
+
+    torch asks a tensor of a class of its own before it runs a function on it, but neither before the `apply` of
+    somebody's autograd function nor before compiled extensions. To those it is a tensor like any other, and its
+    gradient would end there without a word.
+    """
+    by_functions = (
+        torch._C._are_functorch_transforms_active()
+    )  # these need a rule for every autograd function
+    if by_functions or not torch.is_grad_enabled():
+        return tensors
+    made_of = {}
+    for name, each in tensors.items():
+        if isinstance(each, ActingWeight):
+            inside = tree_leaves(vars(each))
+            made_of[name] = [leaf for leaf in inside if isinstance(leaf, Tensor) and leaf.requires_grad]
+    learning = [name for name, sources in made_of.items() if sources]
+    if not learning:
+        return tensors
+    sources = {id(source): source for name in learning for source in made_of[name]}
+    standing = _Standing.apply([tensors[name] for name in learning], *sources.values())
+    return tensors | dict(zip(learning, standing, strict=True))
 
 
 def _each(value: Any, dims: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization
-from covey.parts.acting import ActingWeight, Layer, as_autocast
+from covey.parts.acting import ActingWeight, Layer, as_autocast, differentiable
 from covey.parts.acting_low_rank import LowRankLayer
 from covey.parts.plain import rows
 from covey.tensors import Tensors, scale_gradient
@@ -105,7 +105,7 @@ class LowRankUpdate(Parameterization):
                 found[name] = updated(*pieces, self.scaling, axes)
             else:
                 found[name] = LowRankWeight(*pieces, self.scaling, dropout, axes)
-        return found
+        return differentiable(found)
 
     def _pieces(self, name: str, own: Mapping[str, Tensor]) -> Pieces:
         if self.shares_update:

@@ -14,6 +14,7 @@ from covey.method import Method
 from covey.networks.anatomy import Anatomy
 from covey.networks.layers import Axes
 from covey.parameterization import Group, Parameterization
+from covey.parts.acting import differentiable
 from covey.parts.acting_rank_one import RankOneWeight
 from covey.tensors import Tensors, scale_gradient
 
@@ -177,7 +178,7 @@ class RankOne(Parameterization):
                 continue
             r, s = own.get("r " + name), own.get("s " + name)
             found[name] = RankOneWeight(weight, r, s, self.axes[name], self.gamma)
-        return found
+        return differentiable(found)
 
     def _acts(self, name: str) -> bool:
         """A transposed convolution's weight does not."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.parameterization import Group, Parameterization, places
-from covey.parts.acting import forward_mode
+from covey.parts.acting import differentiable, forward_mode
 from covey.parts.banks import Bank, Piece
 from covey.parts.recomputed import RecomputedWeight
 
@@ -110,7 +110,7 @@ class Templates(Parameterization):
             for piece in how.pieces:
                 sources += banks[piece.bank].theta, banks[piece.bank].alpha
             found[name] = RecomputedWeight(how.shape, sources, partial(self._one, how, row))
-        return found
+        return differentiable(found)
 
     def _one(self, how: Makeup, row: int, sources: Sequence[Tensor]) -> Tensor:
         """One tensor of one member, of the templates and coefficients of each piece."""

@@ -100,7 +100,8 @@ def _widest_axis(
     """The axis of a tensor that exceeds its wish most, and its sizes."""
     most, place, sizes = 0.0, 0, (0, 0.0, 0)
     for axis, size in enumerate(found.tensors.get(name, ())):
-        times = size_of(size) / wished_of(size)
+        # some keep an empty parameter to ask it for its device
+        times = size_of(size) / wished_of(size) if size else 1.0
         if times > most:
             most, place, sizes = times, axis, (int(size), wished_of(size), size_of(size))
     return place, sizes

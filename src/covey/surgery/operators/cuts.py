@@ -89,9 +89,9 @@ def _index_add(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> 
     return [sizes]
 
 
-@rule("aten._fft_r2c", "aten._fft_c2r")
+@rule("aten._fft_r2c", "aten._fft_c2r", "aten.constant_pad_nd")
 def _spectrum(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
-    """The last axis of a Fourier transform of real numbers is about half as long."""
+    """The last axis of a Fourier transform of real numbers is about half as long; zeros may be put behind it before."""
     old = sizes_of(args[0])
     sizes = []
     for size, value in zip(old, values(made[0].shape), strict=True):

@@ -91,3 +91,13 @@ rule(
     "aten.min",
 )(_reduction(1))
 rule("aten.norm", "aten.linalg_vector_norm")(_reduction(2))
+
+
+@rule("aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss")
+def _loss(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """Element by element, and then one number unless asked otherwise."""
+    each = broadcast(facts.recorder, [sizes_of(args[0]), sizes_of(args[1])])
+    if made[0].dim():
+        return [each]
+    facts.recorder.sum_over(*each)
+    return [()]
