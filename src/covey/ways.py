@@ -134,10 +134,10 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     buffers, row = ensemble.buffers_of(k)
     before = buffers.member(row)
     if ensemble.moves:
-        before |= buffers.copies()
+        before |= buffers.copies() | buffers.own_copies(row)
     tensors = {**ensemble.working_tensors(k), **before}
     output = ensemble.call(k, tensors, *given)
-    buffers.write(row, before, tensors)
+    buffers.write(row, before, tensors, moved=ensemble.moves)
     return output, {name: tensors[name] for name in buffers.changing}
 
 
