@@ -545,3 +545,20 @@ def test_a_decoder_reads_what_it_should_write(name: str) -> None:
     wanted = network.eval()(**given, labels=labels).loss
     torch.testing.assert_close(EnsembleModel(made).eval()(**given, labels=labels).loss, wanted)
     torch.testing.assert_close(EnsembleModel(made).train()(**given, labels=labels).loss, 2 * wanted)
+
+
+def test_labels_that_are_the_inputs_are_moved_by_the_trainer_alone() -> None:
+    made, columns = ensemble(llama()), batch()
+    copied = {**columns, "labels": columns["input_ids"]}
+    with pytest.raises(DataError, match="labels are the input_ids themselves.*covey.hf.EnsembleTrainer"):
+        made.loss(columns, columns["input_ids"])
+    with pytest.raises(DataError, match="labels are the input_ids themselves"):
+        covey.evaluate(made, copied)
+    machine = Machine(accelerator="cpu", progress=False)
+    with pytest.raises(DataError, match="labels are the input_ids themselves"):
+        covey.fit(made, copied, Recipe(epochs=1, batch=4, run="loop"), machine=machine)
+    moved = F.pad(columns["input_ids"][:, 1:], (0, 1), value=-100)
+    ours = made.eval().loss(columns, moved, ignore_index=-100)
+    theirs = EnsembleModel(made).eval()(**copied).member_logits
+    each = F.cross_entropy(theirs.flatten(0, 1).flatten(0, 1), moved.flatten().repeat_interleave(3))
+    torch.testing.assert_close(ours, 3 * each)
