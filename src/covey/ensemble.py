@@ -29,8 +29,8 @@ from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
 from covey.networks.checkpointing import tensors_carried
 from covey.networks.copies import filled, hollow
-from covey.networks.layers import slots, with_sparse_gradients
 from covey.networks.language import check_not_copied
+from covey.networks.layers import slots, with_sparse_gradients
 from covey.networks.leftovers import nothing_left_behind
 from covey.networks.modes import modes_kept
 from covey.networks.statistics import refresh_statistics

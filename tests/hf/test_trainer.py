@@ -520,7 +520,12 @@ def test_two_processes_train_and_evaluate_as_one_does(tmp_path: Path) -> None:
 
 def reader_and_writer(name: str) -> nn.Module:
     torch.manual_seed(0)
-    parts: dict[str, Any] = {"decoder_start_token_id": 2, "pad_token_id": 0, "vocab_size": WORDS, "d_model": 16}
+    parts: dict[str, Any] = {
+        "decoder_start_token_id": 2,
+        "pad_token_id": 0,
+        "vocab_size": WORDS,
+        "d_model": 16,
+    }
     if name == "T5":
         config = transformers.T5Config(d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0, **parts)
         return transformers.T5ForConditionalGeneration(config)

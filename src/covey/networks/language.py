@@ -14,7 +14,9 @@ _NAMES = ("ForCausalLM", "LMHeadModel")
 """How transformers calls them."""
 
 
-def check_not_copied(network: nn.Module, inputs: Mapping[str, Any], labels: Tensor, ignored: int | None) -> None:
+def check_not_copied(
+    network: nn.Module, inputs: Mapping[str, Any], labels: Tensor, ignored: int | None
+) -> None:
     """Refuse labels that are a causal language model's own inputs: it would learn, or be scored, to copy them.
 
     Args:
@@ -34,7 +36,7 @@ def check_not_copied(network: nn.Module, inputs: Mapping[str, Any], labels: Tens
     if varies and counted.any() and torch.equal(tokens[counted], labels[counted]):
         raise DataError(
             f"labels are the input_ids themselves, so {type(network).__name__} would learn or be scored to repeat the "
-            "token that it reads. transformers moves labels by one position inside the network; here give each position "
-            "the next token, labels[:, :-1] = input_ids[:, 1:] and labels[:, -1] = -100 with ignore_index=-100, or take "
-            "covey.hf.EnsembleTrainer and its scores(), which move them."
+            "token that it reads. transformers moves labels by one position inside the network; here give each "
+            "position the next token, labels[:, :-1] = input_ids[:, 1:] and labels[:, -1] = -100 with "
+            "ignore_index=-100, or take covey.hf.EnsembleTrainer and its scores(), which move them."
         )
