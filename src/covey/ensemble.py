@@ -29,6 +29,7 @@ from covey.networks.anatomy import Anatomy, recalled
 from covey.networks.calls import arguments, pick
 from covey.networks.checkpointing import tensors_carried
 from covey.networks.copies import filled, hollow
+from covey.networks.language import check_not_copied
 from covey.networks.layers import slots, with_sparse_gradients
 from covey.networks.leftovers import nothing_left_behind
 from covey.networks.modes import modes_kept
@@ -243,6 +244,7 @@ class Ensemble(nn.Module):
             class_weights: as in `loss`.
         """
         args, kwargs = arguments(inputs)
+        check_not_copied(self.skeleton(), kwargs, targets, ignore_index)
         everyone = members is None or tuple(members) == tuple(range(self.members))
         outputs = self(*args, members=None if everyone else members, per_member=per_member, **kwargs)
         if outputs.dtype in (torch.float16, torch.bfloat16):

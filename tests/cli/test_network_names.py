@@ -280,7 +280,17 @@ def test_grey_images_are_normalised_as_the_mean_over_colours(run, timm, tmp_path
     )
     facts = timm.models.get_pretrained_cfg("test_efficientnet")
     colours = torch.tensor([facts.mean, facts.std])
-    words = ("train", "single", "--data", "digits", "--network", "timm:test_efficientnet", *QUICK, "--lr", "1e-9")
+    words = (
+        "train",
+        "single",
+        "--data",
+        "digits",
+        "--network",
+        "timm:test_efficientnet",
+        *QUICK,
+        "--lr",
+        "1e-9",
+    )
     words += ("--network-option", "pretrained=true")
     code, _, err = run(*words, "--folder", "run")
     assert code == 0, err

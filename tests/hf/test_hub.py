@@ -98,7 +98,9 @@ def test_a_network_of_ones_own_is_given(hub: Hub) -> None:
     assert torch.equal(pull("mine", network=network, api=hub)(torch.ones(2, 4)), made(torch.ones(2, 4)))
 
 
-@pytest.mark.parametrize("task", ["classification", "multilabel", "regression", "gaussian", "quantiles(0.1, 0.9)"])
+@pytest.mark.parametrize(
+    "task", ["classification", "multilabel", "regression", "gaussian", "quantiles(0.1, 0.9)"]
+)
 def test_a_card_asks_for_what_the_answer_has(task: str) -> None:
     network, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), torch.ones(2, 4)
     made = covey.convert(network, covey.DeepEnsemble(members=2), example=x, task=task)

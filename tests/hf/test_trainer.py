@@ -520,7 +520,12 @@ def test_two_processes_train_and_evaluate_as_one_does(tmp_path: Path) -> None:
 
 def reader_and_writer(name: str) -> nn.Module:
     torch.manual_seed(0)
-    parts: dict[str, Any] = {"decoder_start_token_id": 2, "pad_token_id": 0, "vocab_size": WORDS, "d_model": 16}
+    parts: dict[str, Any] = {
+        "decoder_start_token_id": 2,
+        "pad_token_id": 0,
+        "vocab_size": WORDS,
+        "d_model": 16,
+    }
     if name == "T5":
         config = transformers.T5Config(d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0, **parts)
         return transformers.T5ForConditionalGeneration(config)
@@ -545,3 +550,20 @@ def test_a_decoder_reads_what_it_should_write(name: str) -> None:
     wanted = network.eval()(**given, labels=labels).loss
     torch.testing.assert_close(EnsembleModel(made).eval()(**given, labels=labels).loss, wanted)
     torch.testing.assert_close(EnsembleModel(made).train()(**given, labels=labels).loss, 2 * wanted)
+
+
+def test_labels_that_are_the_inputs_are_moved_by_the_trainer_alone() -> None:
+    made, columns = ensemble(llama()), batch()
+    copied = {**columns, "labels": columns["input_ids"]}
+    with pytest.raises(DataError, match="labels are the input_ids themselves.*covey.hf.EnsembleTrainer"):
+        made.loss(columns, columns["input_ids"])
+    with pytest.raises(DataError, match="labels are the input_ids themselves"):
+        covey.evaluate(made, copied)
+    machine = Machine(accelerator="cpu", progress=False)
+    with pytest.raises(DataError, match="labels are the input_ids themselves"):
+        covey.fit(made, copied, Recipe(epochs=1, batch=4, run="loop"), machine=machine)
+    moved = F.pad(columns["input_ids"][:, 1:], (0, 1), value=-100)
+    ours = made.eval().loss(columns, moved, ignore_index=-100)
+    theirs = EnsembleModel(made).eval()(**copied).member_logits
+    each = F.cross_entropy(theirs.flatten(0, 1).flatten(0, 1), moved.flatten().repeat_interleave(3))
+    torch.testing.assert_close(ours, 3 * each)

@@ -34,7 +34,13 @@ def bert(kind: str = "SequenceClassification", labels: int = 3, **options: Any) 
 def distilbert() -> nn.Module:
     torch.manual_seed(0)
     config = transformers.DistilBertConfig(
-        vocab_size=WORDS, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=32, num_labels=3
+        vocab_size=WORDS,
+        dim=16,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=32,
+        max_position_embeddings=32,
+        num_labels=3,
     )
     return transformers.DistilBertForSequenceClassification(config)
 

@@ -265,6 +265,7 @@ def pandas_frame() -> Any:
         (lambda: {"x": X, "answer": Y}, r"none of the columns is called as.*'x', 'answer'.*label="),
         (lambda: {"x": X, "label": Y, "labels": Y}, r"'labels' and 'label' could be"),
         (lambda: (X, Y.float()), r"floats, but all of them whole.*task="),
+        (lambda: (X, (torch.rand(40, 3) > 0.5).float()), r"3 for each sample: labels.*task='multilabel'"),
         (lambda: (X, Y - 5), r"labels go from -5|the training labels"),
         (lambda: (X, torch.rand(40, 3, 2)), r"one number for each sample.*\(40, 3, 2\)"),
         (lambda: DataLoader([(X[i], "cat") for i in range(9)]), r"words, such as 'cat'.*classes="),
@@ -282,6 +283,11 @@ def pandas_frame() -> Any:
 def test_data_that_cannot_be_trained_on_are_refused(given: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         trained(given())
+
+
+def test_a_transform_returns_the_inputs() -> None:
+    with pytest.raises(OptionError, match="transform returned None"):
+        trained(adapt((X, Y), transform=lambda inputs: None))
 
 
 def test_a_trained_ensemble_s_task_and_inputs_are_checked() -> None:

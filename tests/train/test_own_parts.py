@@ -164,6 +164,8 @@ def test_a_loss_without_a_gradient() -> None:
 def test_what_is_no_optimiser_and_no_schedule() -> None:
     with pytest.raises(OptionError, match="optimizer is a function of parameter groups.*got list"):
         trained(optimizer=lambda groups: groups)
+    with pytest.raises(OptionError, match="LBFGS calls the loss several times"):
+        trained(optimizer=torch.optim.LBFGS)
     with pytest.raises(OptionError, match="leaves .* of the ensemble's tensors out"):
         trained(optimizer=lambda groups: torch.optim.SGD(groups[0]["params"][:1], lr=0.1))
     plateau = lambda optimizer, _: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)  # noqa: E731

@@ -166,6 +166,8 @@ def _augmented(data: Data, indices: Tensor, augment: Augment, keys: Keys) -> tup
         inputs = inputs.masked_fill(inside, 0.0)
     if data.transform is not None:
         inputs = data.transform(inputs)
+        if inputs is None:
+            raise OptionError("transform returned None; expected the inputs of the batch as they should be.")
     return inputs, targets.long() if data.task == "language" else targets
 
 

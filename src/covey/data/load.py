@@ -323,7 +323,7 @@ def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None
 
 
 def _grey(given: Normalisation, name: str) -> Normalisation:
-    """Mean and deviation of three colours as those of grey images: a network whose weights add the colours sees both."""
+    """Mean and deviation of three colours for grey images, which a network sees whose weights of colours are added."""
     if len(given.mean) != 3 or len(given.std) != 3:
         return given
     mean, std = (sum(values) / 3 for values in (given.mean, given.std))

@@ -30,9 +30,15 @@ def task_of(parts: dict[str, Split], names: tuple[str, ...], asked: Task | None)
             return "segmentation", "since there is a class for each pixel"
         return "classification", f"since targets are {str(targets.dtype).removeprefix('torch.')}"
     if part.in_memory and bool((targets == targets.round()).all()) and len(targets.unique()) <= _FEW:
+        found = f"targets are floats, but all of them whole ({targets.unique().tolist()[:5]} ...)"
+        if targets.ndim == 2 and targets.shape[1] > 1:
+            raise DataError(
+                f"{found}, {targets.shape[1]} for each sample: labels of which several may be true, or numbers to "
+                "regress on? Say which: covey.data.adapt(data, task='multilabel') or task='regression'."
+            )
         raise DataError(
-            f"targets are floats, but all of them whole ({targets.unique().tolist()[:5]} ...): classes, or numbers to "
-            "regress on? Say which: covey.data.adapt(data, task='classification') or task='regression'."
+            f"{found}: classes, or numbers to regress on? Say which: covey.data.adapt(data, task='classification') or "
+            "task='regression'."
         )
     return "regression", f"since targets are {str(targets.dtype).removeprefix('torch.')}"
 

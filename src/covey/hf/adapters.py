@@ -30,8 +30,8 @@ def save_adapters(ensemble: Ensemble, folder: str | Path, *, base: str | None = 
     """Write each member's low-rank update as a folder that `peft.PeftModel.from_pretrained` reads.
 
     Member k is `folder/member-k`, with adapter_config.json and adapter_model.safetensors; put on the pretrained network
-    it answers as `ensemble.member(k)` does. Members' own copies, such as heads, are stored as `modules_to_save`; so is an
-    updated layer whose path ends as a copied one's does ("pre_classifier", "classifier"), which peft cannot tell apart.
+    it answers as `ensemble.member(k)` does. Members' own copies, such as heads, are stored as `modules_to_save`; so
+    is an updated layer whose path ends as a copied one's ("pre_classifier", "classifier"): peft cannot tell them apart.
 
     Args:
         ensemble: by `LowRank` or `SharedLowRank`, whose base stayed as it was.

@@ -229,7 +229,7 @@ def _prompt(
     else:
         if tokenizer is None:
             raise OptionError("text needs a tokenizer: generate(ensemble, text, tokenizer=...).")
-        tokens, mask = _tokenized([prompt] if isinstance(prompt, str) else list(prompt), tokenizer)
+        tokens, mask = _tokenized([prompt] if isinstance(prompt, str) else [*map(str, prompt)], tokenizer)
     counts = not tokens.is_floating_point() and tokens.dtype != torch.bool
     if tokens.ndim != 2 or not tokens.numel() or not counts:
         raise DataError(

@@ -109,7 +109,10 @@ class EnsembleModel(nn.Module):
         check_tokens(self.ensemble.skeleton(), inputs)
         if labels is not None:
             check_labels(self.ensemble, labels, self.loss, self.ignore_index)
-            if self._makes_decoder_inputs and not inputs.keys() & {"decoder_input_ids", "decoder_inputs_embeds"}:
+            if self._makes_decoder_inputs and not inputs.keys() & {
+                "decoder_input_ids",
+                "decoder_inputs_embeds",
+            }:
                 network = self.ensemble.skeleton()
                 inputs["decoder_input_ids"] = decoder_inputs(network, labels, self.ignore_index)
             labels = self.shifted(labels)

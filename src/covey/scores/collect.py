@@ -12,6 +12,7 @@ from covey.combine import MultiLabel, Prediction, Regression, answer
 from covey.data.container import IGNORED, Split
 from covey.errors import EvaluationError
 from covey.networks.calls import arguments, inputs_explained
+from covey.networks.language import check_not_copied
 from covey.quantiles import KIND, QuantileAnswer, kind_of
 from covey.tensors import moved
 
@@ -276,6 +277,7 @@ def _outputs(model: EvaluatedModel, data: HeldOut, part: Split, batch_size: int)
     found, answers = [], []
     for inputs, targets in data.batches(part, batch_size):
         args, kwargs = arguments(moved(inputs, device))
+        check_not_copied(model.network, kwargs, moved(targets, device), data.ignore_index)
         with inputs_explained(inputs):
             outputs = model.outputs(*args, **kwargs)
         found.append(outputs.float().cpu())

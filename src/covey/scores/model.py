@@ -43,6 +43,11 @@ class EvaluatedModel:
     temperature: Temperature | None = None
 
     @property
+    def network(self) -> nn.Module:
+        """The network, or the first member's without its memory."""
+        return self.module.skeleton() if isinstance(self.module, Ensemble) else self.module
+
+    @property
     def device(self) -> torch.device:
         """Where inputs must go."""
         first = next(self.module.parameters(), None)

@@ -55,6 +55,11 @@ def make_optimizer(
 
 
 def _own_optimizer(make: Factory, groups: Groups) -> Optimizer:
+    if getattr(make, "func", make) is torch.optim.LBFGS:  # bare, or in functools.partial
+        raise OptionError(
+            "LBFGS calls the loss several times in a step and takes no parameter groups, which fit does not support; "
+            "take another optimiser."
+        )
     made = make(groups)
     if not isinstance(made, Optimizer):
         raise OptionError(
