@@ -217,7 +217,7 @@ def _nothing_changed(ensemble: Ensemble) -> Iterator[None]:
 
 def _states_in_python() -> tuple[Any, ...]:
     """Of the random numbers that torch knows nothing of."""
-    state = np.random.get_state()
+    state: Any = np.random.get_state()
     return random.getstate(), np.asarray(state[1]).tobytes(), *state[2:]
 
 
