@@ -184,6 +184,20 @@ def test_buffers_that_move_in_eval_mode_are_each_member_s(where: str, run: str) 
             torch.testing.assert_close(outputs[k], plain[k](scale * x))
 
 
+def test_networks_that_divide_by_a_moving_buffer_train_in_a_loop() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 6)
+    ensemble = covey.convert(Watches(), covey.Replicate(members=M, noise=0.2), example=x).train()
+    ensemble.run = "loop"
+    plain = [ensemble.member(k) for k in range(M)]
+    ensemble(x).square().sum().backward()
+    gradients = ensemble.parts["replicated"].phi["out.weight"].grad
+    for k, network in enumerate(plain):
+        network(x).square().sum().backward()
+        torch.testing.assert_close(gradients[k], network.out.weight.grad)
+        torch.testing.assert_close(ensemble.member(k).inner, network.inner)
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_dropout_inside_recurrent_layers_is_each_member_s_own(kind: type[nn.RNNBase]) -> None:
     torch.manual_seed(0)

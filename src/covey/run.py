@@ -217,8 +217,8 @@ def _nothing_changed(ensemble: Ensemble) -> Iterator[None]:
 
 def _states_in_python() -> tuple[Any, ...]:
     """Of the random numbers that torch knows nothing of."""
-    _, keys, *places = np.random.get_state()
-    return random.getstate(), keys.tobytes(), *places
+    state: Any = np.random.get_state()
+    return random.getstate(), np.asarray(state[1]).tobytes(), *state[2:]
 
 
 def _agree(ensemble: Ensemble, loop_once: Tensor, loop_again: Tensor, batched_once: Tensor) -> bool:

@@ -246,8 +246,9 @@ def _check_constants(network: nn.Module, paths: Iterable[str]) -> None:
     """Refuse what looks like a constant and is the memory of a parameter: members would read the original's."""
     kept = kept_tensors(network)
     for path in paths:
+        constant = kept[path].value if path in kept else None
         for name, parameter in network.named_parameters():
-            if path in kept and share_memory(kept[path].value, parameter):
+            if isinstance(constant, Tensor) and share_memory(constant, parameter):
                 raise ConversionError(
                     f"the network keeps {path!r}, which shares its memory with the parameter {name!r}, and computes "
                     "with it, so that every member would compute with the original's weights. Take it from the "

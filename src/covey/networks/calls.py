@@ -73,7 +73,7 @@ def _taken_apart(value: Any) -> tuple[list[Any], tuple[type, list[Any], list[str
 def _put_together(values: Iterable[Any], how: tuple[type, list[Any], list[str]]) -> Any:
     kind, keys, names = how
     left = iter(values)
-    made = kind.__new__(kind)
+    made: Any = kind.__new__(kind)  # type: ignore[call-overload]
     for key in keys:
         dict.__setitem__(made, key, next(left))
     for name in names:

@@ -135,13 +135,18 @@ class ActingWeight(Tensor):
         return func(*args, **kwargs)
 
 
+def _maker(weight: ActingWeight) -> Callable[[], Tensor]:
+    """What makes a weight's values, without the weight: one that its own node leads to would never be freed."""
+    standing: Any = SimpleNamespace(**vars(weight))
+    return partial(type(weight).dense, standing)
+
+
 class _Standing(torch.autograd.Function):
     """Weights that act, as autograd has them; their gradients go on to what they are made of."""
 
     @staticmethod
     def forward(ctx: Any, weights: list[ActingWeight], *sources: Tensor) -> tuple[Tensor, ...]:
-        # a weight that its own node leads to would never be freed, so what it is made of stands in for it
-        ctx.makers = [partial(type(weight).dense, SimpleNamespace(**vars(weight))) for weight in weights]
+        ctx.makers = [_maker(weight) for weight in weights]
         ctx.sources = sources
         ctx.set_materialize_grads(False)
         return tuple(weights)
