@@ -40,19 +40,11 @@ class Buffers(nn.Module):
         """Copies of the shared buffers that training changes, for one member to start a step from."""
         return {name: self.shared[name].clone() for name in self.changing}
 
-    def own_copies(self, k: int) -> dict[str, Tensor]:
-        """Copies of member k's own buffers.
-
-        Rows of one tensor count their changes together: what one member's backward pass needs would seem to be changed
-        by the next member's forward pass.
-        """
-        return {name: tensor[k].clone() for name, tensor in self.own.items()}
-
     @torch.no_grad()
-    def write(self, k: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor], *, moved: bool) -> None:
-        """Take over member k's own buffers: all if they may have moved, else those that the network replaced."""
+    def write(self, k: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+        """Take over member k's own buffers where the network put new tensors in their place."""
         for name, tensor in self.own.items():
-            if moved or after[name] is not before[name]:
+            if after[name] is not before[name]:
                 tensor[k].copy_(after[name])
 
     @torch.no_grad()

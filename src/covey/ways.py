@@ -134,13 +134,13 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     buffers, row = ensemble.buffers_of(k)
     before = buffers.member(row)
     if ensemble.moves:
-        before |= buffers.copies() | buffers.own_copies(row)
+        before |= buffers.copies()
     tensors = {**ensemble.working_tensors(k), **before}
     if ensemble.moves and torch.is_grad_enabled():
         # rows of one tensor count their changes together: the next member's would spoil this one's backward pass
         tensors |= {name: before[name].clone() for name, _ in buffers.own.items()}
     output = ensemble.call(k, tensors, *given)
-    buffers.write(row, before, tensors, moved=ensemble.moves)
+    buffers.write(row, before, tensors)
     return output, {name: tensors[name] for name in buffers.changing}
 
 
