@@ -17,6 +17,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import covey
+from covey.errors import DataError
 
 M = 3
 
@@ -539,3 +540,12 @@ def test_objects_that_lead_back_to_themselves_stay_closed() -> None:
     ensemble = covey.convert(nn.Linear(6, 4), covey.Replicate(members=M), example=given.x)
     with pytest.raises(TypeError):
         ensemble(given)
+
+
+def test_an_object_that_leads_back_to_itself_is_refused_where_others_of_its_kind_are_open() -> None:
+    plain = Graph(torch.randn(5, 6))
+    ensemble = covey.convert(HandsOn(), covey.Replicate(members=M, noise=0.3), example=(plain,))
+    circle = Graph(torch.randn(5, 6))
+    circle.name = circle  # type: ignore[assignment]
+    with pytest.raises(DataError, match="leads back to itself"):
+        ensemble.loss((circle,), torch.zeros(5, dtype=torch.long))

@@ -54,11 +54,12 @@ def convert(
             known 1 for (B, C, H, W) and more, else the last.
         seed: of all random choices that conversion makes.
         check: whether to try, on `example` and on a second batch made of it, that every member answers as the plain
-            network `ensemble.member(k)` does, in eval and train mode, and that members do not touch each other. By
-            default the first and the last member are tried where that is cheap: where there is an example, a forward
-            pass takes less than a quarter of a second and the ensemble has less than 50 million parameters. True tries
-            all members however long it takes, False none. The coverage table says what was checked. Like finding the
-            head, it calls copies of the network, and so its hooks.
+            network `ensemble.member(k)` does, in eval and train mode, that members do not touch each other, and that a
+            backward pass reaches what it reaches in the plain network. By default the first and the last member are
+            tried where that is cheap: where there is an example, a forward pass takes less than a quarter of a second
+            and the ensemble has less than 50 million parameters. True tries all members however long it takes, False
+            none. The coverage table says what was checked. Like finding the head, it calls copies of the network, and
+            so its hooks.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

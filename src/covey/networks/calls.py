@@ -41,12 +41,22 @@ def open_objects(inputs: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    for leaf in pytree.tree_leaves(inputs):
+    for leaf in _leaves(inputs):
         if type(leaf) in _ATOMS or isinstance(leaf, Tensor) or type(leaf) in pytree.SUPPORTED_NODES:
             continue
         if _tensors_in(leaf, ()):
             pytree.register_pytree_node(type(leaf), _taken_apart, _put_together)
             open_objects(_taken_apart(leaf)[0])
+
+
+def _leaves(inputs: Any) -> list[Any]:
+    try:
+        return pytree.tree_leaves(inputs)
+    except RecursionError:
+        raise DataError(
+            "an input leads back to itself, so it cannot be copied for each member: give the network objects without "
+            "such a circle."
+        ) from None
 
 
 def _tensors_in(value: Any, around: tuple[int, ...]) -> bool:
