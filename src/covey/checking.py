@@ -31,9 +31,8 @@ from covey.networks.held import Held
 from covey.seeds import random_state_kept, reseed
 from covey.tensors import key
 
-SECONDS = (
-    0.25  # of one forward pass; a check takes as long as about thirty-five, and nobody asked to wait for them
-)
+# of one forward pass; a check takes as long as about thirty-five, and nobody asked to wait for them
+SECONDS = 0.25
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
 NOISE = 0.05  # by which the second batch differs from the example, as a share of each number
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the outputs' scale

@@ -61,9 +61,8 @@ def _batched_or_looped(ensemble: Ensemble, way: Way, members: Sequence[int], inp
     try:
         return run_as(ensemble, way, members, inputs)
     except Exception as error:
-        outputs = run_as(
-            ensemble, replace(way, run="loop"), members, inputs
-        )  # raises what the network itself does
+        # raises what the network itself does
+        outputs = run_as(ensemble, replace(way, run="loop"), members, inputs)
         _log.info("these inputs run in a loop, because batched the network raises %s", type(error).__name__)
         return outputs
 

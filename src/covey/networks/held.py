@@ -20,9 +20,8 @@ DEPTH = 4  # of containers inside containers
 LARGE = 256  # entries; larger containers are not looked into
 STANDARD = frozenset(nn.Module().__dict__)  # attributes that every module has for torch's own use
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_RENEWED = {
-    "_flat_weight_refs"
-}  # weak references of recurrent layers to their weights, which copies make anew
+# weak references of recurrent layers to their weights, which copies make anew
+_RENEWED = {"_flat_weight_refs"}
 _LEADING_OUT = (types.FunctionType, weakref.ref)  # what copies share with the original
 
 

@@ -172,10 +172,9 @@ def differentiable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     somebody's autograd function nor before compiled extensions. To those it is a tensor like any other, and its
     gradient would end there without a word.
     """
-    by_functions = (
-        torch._C._are_functorch_transforms_active()
-    )  # these need a rule for every autograd function
-    if by_functions or not torch.is_grad_enabled():
+    # torch.func's transforms need a rule for every autograd function
+    transformed = torch._C._are_functorch_transforms_active()
+    if transformed or not torch.is_grad_enabled():
         return tensors
     made_of = {}
     for name, each in tensors.items():

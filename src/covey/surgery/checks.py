@@ -141,9 +141,8 @@ def _with_batch(leaf: Any, batch: int, wanted: int) -> Any:
     """An input with `wanted` samples in place of `batch`; what is no batch of samples stays."""
     if not isinstance(leaf, Tensor) or leaf.dim() == 0:
         return leaf
-    if (
-        leaf.layout != torch.strided or leaf.shape[0] != batch
-    ):  # a sparse tensor is a graph of all the samples
+    # a sparse tensor is a graph of all the samples
+    if leaf.layout != torch.strided or leaf.shape[0] != batch:
         return leaf
     if wanted > batch:
         return torch.cat([leaf, leaf[: wanted - batch]])
