@@ -329,3 +329,14 @@ def test_auto_does_not_take_a_way_that_is_off_by_one_percent() -> None:
     ens = covey.convert(Asks(), covey.DeepEnsemble(members=12), example=x).eval()
     torch.testing.assert_close(ens(x)[3], ens.member(3)(x))
     assert ens.run.startswith("loop")
+
+
+@pytest.mark.parametrize("way", [covey.DeepEnsemble(members=1), covey.MCDropout(members=1)])
+def test_auto_measures_a_single_random_member(way: covey.Method) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 3))
+    x = torch.randn(2, 1, 8, 8)
+    ens = covey.convert(net, way, example=x)
+    for training in (True, False):
+        ens.train(training)
+        assert ens(x).shape == (1, 2, 3)
+        assert ens.run in WAYS

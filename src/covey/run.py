@@ -229,7 +229,7 @@ def _agree(ensemble: Ensemble, loop_once: Tensor, loop_again: Tensor, batched_on
         return True
     once, again, other = (outputs.detach().double() for outputs in (loop_once, loop_again, batched_once))
     if not torch.allclose(once, again, rtol=1e-6, atol=1e-9):  # random, or statistics moved on
-        return ensemble.differ or not torch.equal(other[0], other[1])
+        return ensemble.differ or len(other) == 1 or not torch.equal(other[0], other[1])
     scale = once.abs().amax().clamp_min(1e-12)
     tolerance = _tolerance(ensemble, loop_once)
     return bool(((once - other).abs().amax() <= tolerance * scale).item()) or not torch.isfinite(once).all()
