@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from covey.cli import recipes
@@ -89,3 +91,11 @@ def test_members_are_as_many_as_the_tables_print() -> None:
 def test_table_7_of_paper_5_gives_members_their_own_order() -> None:
     found = {(t.settings.options.init, t.settings.recipe.plan) for t in tasks("paper5-table7-resnet-18")}
     assert found == {(init, order) for init in ("same", "fresh") for order in ("same", "shuffled")}
+
+
+def test_a_folder_of_runs_does_not_hide_the_recipe_it_is_named_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "promise-fashion-mnist").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert recipes.find("promise-fashion-mnist") == recipes.folder() / "promise-fashion-mnist.toml"

@@ -67,10 +67,12 @@ def folder() -> Path:
 def find(name: str) -> Path:
     """A recipe file by its path or by its name among covey's own."""
     path = Path(name)
-    if path.exists():
-        return path
     own = {p.stem: p for p in sorted(folder().glob("*.toml"))}
-    if path.stem in own and path.parent in (Path(), Path("recipes")):
+    is_own = path.stem in own and path.parent in (Path(), Path("recipes"))
+    a_runs_folder = is_own and path.is_dir()
+    if path.exists() and not a_runs_folder:
+        return path
+    if is_own:
         return own[path.stem]
     raise StoreError(
         f"there is no recipe {name!r}{suggest(path.stem, own)}; `covey reproduce --list` lists them."
