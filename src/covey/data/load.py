@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.data import arrays, pictures, table, text
+from covey.data import arrays, normalising, pictures, table, text
 from covey.data.catalogue import KNOWN, Asked
 from covey.data.columns import column_notes, encode, fit_columns
 from covey.data.container import Data, Normalisation, Split, Task
@@ -26,7 +25,6 @@ from covey.errors import DataError
 if TYPE_CHECKING:
     import pandas
 
-_log = logging.getLogger("covey")
 _TEXT = {".txt", ".text", ".md", ""}
 _PARTS = ("train", "validation", "test")
 
@@ -117,13 +115,13 @@ def load(
         columns, whole = _encoded(raw.frame, parts["train"].inputs, ask, name)
         parts = {part: Split(whole[s.inputs], s.targets) for part, s in parts.items()}
         held = {other: whole[numbers] for other, numbers in held.items()}
-    parts, target_normalisation = _standardised_targets(parts, raw.task)
+    parts, target_normalisation = normalising.standardised_targets(parts, raw.task)
     shape = tuple(parts["test"].inputs.shape[1:])
     images = parts["train"] if len(parts["train"]) else parts["test"]
     if normalisation is None:
-        normalisation = _normalisation(images, shape)
+        normalisation = normalising.of_images(images, shape)
     else:
-        normalisation = _fitting(normalisation, images.inputs, name)
+        normalisation = normalising.fitting(normalisation, images.inputs, name)
     strange = held | out_of_distribution(ood, {"shape": list(shape), "columns": columns}, root, ask)
     data = Data(
         parts["train"],
@@ -196,8 +194,8 @@ def _described(data: Data) -> dict[str, Any]:
         "shape": list(data.shape),
         "counts": {part: len(split) for part, split in parts.items()},
         "ood": {other: len(inputs) for other, inputs in data.ood.items()},
-        "normalisation": _listed(data.normalisation),
-        "target_normalisation": _listed(data.target_normalisation),
+        "normalisation": normalising.listed(data.normalisation),
+        "target_normalisation": normalising.listed(data.target_normalisation),
     }
 
 
@@ -286,89 +284,6 @@ def _rows(raw: Raw, validation: float, test: float, seed: int) -> dict[str, tupl
     return {part: found.get(part, nothing) for part in _PARTS}
 
 
-def _standardised_targets(
-    parts: dict[str, Split], task: Task
-) -> tuple[dict[str, Split], Normalisation | None]:
-    """Regression targets with mean 0 and deviation 1 over the training rows."""
-    if task != "regression":
-        return parts, None
-    known = parts["train"].targets.double()
-    columns = known[:, None] if known.ndim == 1 else known
-    mean, std = columns.mean(0), columns.std(0, correction=0)
-    std = torch.where(std > 0, std, 1.0)
-    found = {}
-    for part, split in parts.items():
-        values = split.targets.double().view(-1, len(mean))
-        scaled = (values - mean) / std
-        found[part] = Split(split.inputs, scaled.view_as(split.targets).float())
-    return found, Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
-
-
-def _normalisation(split: Split, shape: tuple[int, ...]) -> Normalisation | None:
-    """Mean and deviation of each channel over the training images; None for what is no image."""
-    if len(shape) != 3:
-        return None
-    if split.inputs.dtype == torch.uint8:
-        # Exact, and much faster than sums of floats: count how often each of the 256 levels occurs.
-        counts = torch.stack([torch.bincount(c.flatten(), minlength=256) for c in split.inputs.unbind(1)])
-        share = counts.double() / counts.sum(1, keepdim=True)
-        level = torch.arange(256, dtype=torch.float64) / 255
-        mean = share @ level
-        std = (share @ level.square() - mean.square()).clamp_min(0).sqrt()
-    else:
-        pixels = split.inputs.double()
-        mean, std = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)
-    std = torch.where(std > 1e-6, std, 1.0)
-    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
-
-
-def _grey(given: Normalisation, name: str) -> Normalisation:
-    """Mean and deviation of three colours for grey images, which a network sees whose weights of colours are added."""
-    if len(given.mean) != 3 or len(given.std) != 3:
-        return given
-    mean, std = (sum(values) / 3 for values in (given.mean, given.std))
-    _log.info(
-        "%s has grey images: they are normalised with the mean over the colours, mean %.4g, std %.4g "
-        "(--image-mean, --image-std)",
-        name,
-        mean,
-        std,
-    )
-    return Normalisation((mean,), (std,))
-
-
-def _fitting(given: Normalisation, images: Tensor, name: str) -> Normalisation:
-    """A normalisation of the user's or a network's, with a number for each channel."""
-    if images.ndim != 4:
-        raise DataError(
-            f"{name}: mean and deviation (--image-mean, --image-std) are of images' channels, and these data have rows "
-            f"of shape {tuple(images.shape[1:])}"
-        )
-    channels = images.shape[1]
-    if channels == 1:
-        given = _grey(given, name)
-    sizes = {len(given.mean), len(given.std)}
-    if not sizes <= {1, channels}:
-        raise DataError(
-            f"{name}: the images have {channels} channels; mean and deviation (--image-mean, --image-std) have as many "
-            f"numbers or one, got {len(given.mean)} and {len(given.std)}"
-        )
-    if min(given.mean) < 0 or max(*given.mean, *given.std) > 1:
-        numbers = " ".join(f"{value:g}" for value in (*given.mean, *given.std))
-        raise DataError(
-            f"{name}: mean and deviation (--image-mean, --image-std) are of intensities from 0 to 1; got {numbers}. "
-            "Divide those of intensities from 0 to 255 by 255"
-        )
-    if images.dtype != torch.uint8 and (images.min() < 0 or images.max() > 1):
-        raise DataError(
-            f"{name}: mean and deviation (--image-mean, --image-std) are of intensities from 0 to 1, and the images "
-            f"reach from {float(images.min()):.3g} to {float(images.max()):.3g}: store them as floats from 0 to 1, or "
-            "as uint8 from 0 to 255"
-        )
-    spread = (values * channels if len(values) == 1 else values for values in (given.mean, given.std))
-    return Normalisation(*spread)
-
-
 def _test_inputs(raw: Raw, name: str) -> Tensor:
     """The inputs of a known set that serve as out-of-distribution ones."""
     if raw.frame is not None or raw.task == "language":
@@ -385,8 +300,7 @@ def like(inputs: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     if inputs.dim() != 4 or len(shape) != 3 or {inputs.shape[1], shape[0]} - {1, 3}:
         raise DataError(
             f"{name} has inputs of shape {tuple(inputs.shape[1:])}, which cannot be brought to {shape}; "
-            f"only images "
-            "of 1 or 3 channels can"
+            "only images of 1 or 3 channels can"
         )
     pieces = []
     for piece in inputs.split(4096):
@@ -399,9 +313,3 @@ def like(inputs: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
             )
         pieces.append(images.round().clamp(0, 255).byte() if inputs.dtype == torch.uint8 else images)
     return torch.cat(pieces).expand(-1, *shape).contiguous()
-
-
-def _listed(normalisation: Normalisation | None) -> dict[str, list[float]] | None:
-    if normalisation is None:
-        return None
-    return {"mean": list(normalisation.mean), "std": list(normalisation.std)}
