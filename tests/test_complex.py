@@ -1,6 +1,8 @@
-"""Complex weights: gradients that are those of complex numbers, beside real weights."""
+"""Complex weights: gradients that are those of complex numbers, beside real weights, and stored."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -69,3 +71,13 @@ def test_gradients_are_those_of_complex_numbers(name: str) -> None:
                 parameter.sub_(way, alpha=sign * step)
         slope = (losses[0] - losses[1]) / (2 * step)
         assert slope == pytest.approx(expected, rel=1e-4, abs=1e-6), label
+
+
+def test_complex_tensors_are_stored(tmp_path: Path) -> None:
+    ens, _ = _converted(covey.DeepEnsemble(members=2))
+    covey.save(ens, tmp_path)
+    stored, expected = covey.load(tmp_path, Waves()).state_dict(), ens.state_dict()
+    assert stored.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert stored[name].dtype == tensor.dtype
+        assert torch.equal(stored[name], tensor)
