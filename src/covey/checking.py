@@ -7,7 +7,8 @@ Two laws, in eval and in train mode, on the example and on a second batch:
 
 and in train mode that a backward pass reaches all that it reaches in a plain network.
 Both sides run the same calls in the same order from the same random state, so that networks that are random, or whose
-answer depends on how often they were called, are compared like any others.
+answer depends on how often they were called, are compared like any others. The copy's members get tensors that differ:
+copies of one network would hide that they meet.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from covey.tensors import key
 # of one forward pass; a check takes as long as about thirty-five, and nobody asked to wait for them
 SECONDS = 0.25
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
-NOISE = 0.05  # by which the second batch differs from the example, as a share of each number
+NOISE = 0.05  # by which the second batch differs from the example, and members from each other, as a share
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the outputs' scale
 LOW_PRECISION = 0.02
 NOTHING = 1e-6  # numbers below are taken for zeros: a mean of 1e-17 is rounding itself
@@ -65,7 +66,7 @@ def check(
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
     with torch.no_grad(), random_state_kept(ensemble):
-        trial = _Trial(duplicate(ensemble), tuple(members), example, precision, original)
+        trial = _Trial(ensemble, tuple(members), example, precision, original)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
 
@@ -99,7 +100,7 @@ class _Trial:
     """Runs an ensemble and its members' plain networks side by side.
 
     Args:
-        ensemble: a copy of one's own.
+        made: what conversion made; it stays as it is.
         members: which are tried.
         example: an input.
         precision: see `check`.
@@ -108,16 +109,19 @@ class _Trial:
 
     def __init__(
         self,
-        ensemble: Ensemble,
+        made: Ensemble,
         members: tuple[int, ...],
         example: Arguments,
         precision: torch.dtype | None = None,
         original: nn.Module | None = None,
     ) -> None:
-        self.ensemble, self.members, self.precision, self.original = ensemble, members, precision, original
+        self.made, self.ensemble = made, duplicate(made)
+        self.members, self.precision, self.original = members, precision, original
         self.first, self.second = example, _another(example)
         self.kept = ""  # a tensor that the network keeps from one call for the next
-        ensemble.run = "loop"
+        self.number = ""  # a number, likewise
+        self.ensemble.run = "loop"
+        _set_apart(self.ensemble)
 
     def run(self, mode: bool, *, patient: bool) -> str:
         """Try one mode; returns why it could not be tried, or nothing."""
@@ -133,6 +137,7 @@ class _Trial:
         start = time.perf_counter()
         try:
             once = self._alone(probe, self.first)
+            self.number = _changed_number(numbers, _plain_values(probe))
             counts = numbers != _plain_values(probe)
             seconds = time.perf_counter() - start
             if seconds > SECONDS and not patient:
@@ -140,7 +145,7 @@ class _Trial:
             again = self._alone(probe, self.first)
             repeated = self._alone(self.ensemble.member(self.members[0]), self.first)
         except Exception as error:  # as BatchNorm on one sample
-            return f"the network does not run on the example in {self.mode} mode ({type(error).__name__})"
+            return self._why_not(error)
         if not _same(once, repeated):
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
@@ -155,9 +160,31 @@ class _Trial:
             self._check_numbers()
         return ""
 
+    def _why_not(self, error: Exception) -> str:
+        """Why a mode cannot be tried, where a member raised this; refuses where the network itself would not."""
+        name = type(error).__name__
+        if self._runs(self.made.member(self.members[0])):
+            return f"the network takes no other weights than it was given ({name})"
+        if self.original is not None and self._runs(duplicate(self.original)):
+            raise ConversionError(
+                f"in {self.mode} mode the network runs on the example, and the plain network ensemble.member("
+                f"{self.members[0]}) does not: {name}: {error}. {_ADVICE}"
+            ) from error
+        return f"the network does not run on the example in {self.mode} mode ({name})"
+
+    def _runs(self, network: nn.Module) -> bool:
+        try:
+            self._alone(network.train(self.mode == "train"), self.first)
+        except Exception:
+            return False
+        return True
+
     def _check_numbers(self) -> None:
         """Members that answer NaN where the network they were made of does not are no networks at all."""
-        broken = [k for k in self.members if self._alone(self.ensemble.member(k), self.first).isnan().any()]
+        broken = []
+        for k in self.members:
+            if self._alone(self.made.member(k).eval(), self.first).isnan().any():
+                broken.append(k)
         if not broken or self.original is None:
             return
         if self._alone(duplicate(self.original).eval(), self.first).isnan().any():
@@ -199,6 +226,11 @@ class _Trial:
             return (
                 f"The network keeps the tensor {self.kept!r} from one call for the next, and an ensemble starts every "
                 "call without: make it a buffer (register_buffer), which each member then has for itself, or an input."
+            )
+        if self.number:
+            return (
+                f"The network keeps the number {self.number!r} from one call for the next, and an ensemble keeps one "
+                "for all members: make it a buffer (register_buffer), which each member then has for itself."
             )
         return (
             "The members probably meet in something that the network keeps where covey does not see it, such as a "
@@ -319,14 +351,36 @@ def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
 _ADVICE = "convert(..., check=False) converts it nevertheless."
 
 
-def _plain_values(network: nn.Module) -> list[Any]:
-    """Numbers, words and switches that the modules keep as attributes, such as a count of calls."""
-    return [
-        value
-        for module in network.modules()
-        for value in vars(module).values()
-        if isinstance(value, bool | int | float | str)
-    ]
+def _plain_values(network: nn.Module) -> dict[str, Any]:
+    """Numbers, words and switches that the modules keep as attributes, such as a count of calls, by path."""
+    found = {}
+    for path, module in network.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, bool | int | float | str):
+                found[f"{path}.{name}".removeprefix(".")] = value
+    return found
+
+
+def _changed_number(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The path of a number that a call changed, if there is one; a count is the same for all members."""
+    for path, value in after.items():
+        if isinstance(value, float) and before.get(path) != value:
+            return path
+    return ""
+
+
+def _set_apart(ensemble: Ensemble) -> None:
+    """Move every member's own tensors a little, each otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    groups = [group for group in ensemble.param_groups(1.0) if group["members"]]
+    for parameter in [each for group in groups for each in group["params"]]:
+        if parameter.ndim == 0 or parameter.numel() == 0:
+            continue
+        between = (1,) * (parameter.ndim - 2)
+        sizes = (len(parameter), *between, parameter.shape[-1])[: parameter.ndim]
+        noise = torch.randn(sizes, generator=generator).to(parameter)
+        scale = parameter.abs().mean().item() or 1.0  # updates start at zero
+        parameter.add_(noise, alpha=NOISE * scale)
 
 
 def _left_behind(before: Mapping[str, Held], after: Mapping[str, Held]) -> str:
