@@ -50,3 +50,34 @@ def test_members_that_do_not_run_are_refused() -> None:
         covey.convert(Particular(), covey.DeepEnsemble(members=2), example=x)
     ens = covey.convert(Particular(), covey.Replicate(members=2), example=x)
     assert ens.checked.startswith("not checked: the network takes no other weights")
+
+
+class Scales(nn.Module):
+    """Scales the input of a norm by a number that its first layer says."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 8), nn.BatchNorm1d(4, affine=False)
+        self.head, self.way = nn.Linear(4, 3), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        loud = self.first(x).abs().mean(0).detach()
+        if self.way == "numpy":
+            scale = torch.from_numpy(loud.numpy().copy()).sum()
+        else:
+            scale = loud.sum().item() if self.way == "item" else sum(loud.tolist())
+        return self.head(self.norm(x * scale))
+
+
+@pytest.mark.parametrize("way", ["item", "list", "numpy"])
+def test_statistics_behind_values_that_went_through_python_are_members_own(way: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    ens = covey.convert(Scales(way), covey.Replicate(members=3, noise=0.5), example=x).train()
+    ens.run = "loop"
+    plain = [ens.member(k).train() for k in range(3)]
+    for batch in (x, x + 1):
+        ens(batch)
+        for k, network in enumerate(plain):
+            network(batch)
+            torch.testing.assert_close(ens.member(k).norm.running_mean, network.norm.running_mean)
