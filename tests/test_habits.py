@@ -81,3 +81,64 @@ def test_statistics_behind_values_that_went_through_python_are_members_own(way: 
         for k, network in enumerate(plain):
             network(batch)
             torch.testing.assert_close(ens.member(k).norm.running_mean, network.norm.running_mean)
+
+
+class Follows(nn.Module):
+    """A mean that follows its batches, kept in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.head, self.way = nn.Linear(4, 8), nn.Linear(8, 3), way
+        self.calls = 0
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x))
+        if self.training:
+            self.follow(0.5 * self.mean + 0.5 * h.mean(0).detach())
+        return self.head(h - self.mean)
+
+    def follow(self, new: Tensor) -> None:
+        self.calls += 1
+        if self.way == "data":
+            self.mean.data = new
+        elif self.way == "later" and self.calls > 9:
+            self.mean.copy_(new)
+        elif self.way == "another later" and self.calls > 9:
+            self.mean = new
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_buffer_s_data_may_be_replaced(gradients: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    ens = covey.convert(Follows("data"), covey.Replicate(members=3, noise=0.5), example=x).train()
+    plain = [ens.member(k).train() for k in range(3)]
+    with torch.set_grad_enabled(gradients):
+        for batch in (x, x + 1):
+            outputs = ens(batch)
+            for k, network in enumerate(plain):
+                torch.testing.assert_close(outputs[k], network(batch))
+                torch.testing.assert_close(ens.member(k).mean, network.mean)
+
+
+class Rows(nn.Module):
+    """Two statistics that are the rows of a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("both", torch.zeros(2, 8))
+        self.register_buffer("mean", self.both[0])
+        self.register_buffer("square", self.both[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.training:
+            self.both.mul_(0.9).add_(0.1 * torch.stack([h.mean(0), h.square().mean(0)]).detach())
+        return self.head((h - self.mean) / (1 + self.square))
+
+
+def test_buffers_that_follow_each_other_in_one_memory_are_refused() -> None:
+    with pytest.raises(ConversionError, match="'both' and 'mean' share memory"):
+        covey.convert(Rows(), covey.Replicate(members=2), example=torch.randn(6, 4))

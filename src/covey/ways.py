@@ -136,8 +136,9 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     if ensemble.moves:
         before |= buffers.copies()
     tensors = {**ensemble.working_tensors(k), **before}
-    if ensemble.moves and torch.is_grad_enabled():
-        # rows of one tensor count their changes together: the next member's would spoil this one's backward pass
+    if ensemble.moves:
+        # rows of one tensor count their changes together: the next member's would spoil this one's backward pass;
+        # and a network may give a buffer other memory (`buffer.data = ...`)
         tensors |= {name: before[name].clone() for name, _ in buffers.own.items()}
     output = ensemble.call(k, tensors, *given)
     buffers.write(row, before, tensors)

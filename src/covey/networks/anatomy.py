@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from covey.networks.constants import Print, drop_caches, kept_tensors, prints
 from covey.networks.copies import copied, duplicate
 from covey.networks.held import held
 from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
-from covey.networks.refusals import check_keywords, share_memory
+from covey.networks.refusals import check_keywords, has_memory, share_memory, sharing
 from covey.networks.trace import Trace, trace
 from covey.seeds import random_state_kept
 
@@ -136,6 +136,7 @@ def examine(
         traces, state, moves_in_eval = _probe(private, *given, output)
         if drop_caches(private, _constants(traces), given):
             traces, state, moves_in_eval = _probe(private, *given, output)
+        _check_apart(private, state)
         _check_constants(network, _constants(traces))
         trace = traces[0]
         facts = {
@@ -223,7 +224,7 @@ def _run_of_a_copy(
 ) -> tuple[Trace, set[str]]:
     """What a copy did, and the buffers that moved. The copy is gone when this returns: it may be large."""
     twin = duplicate(network).train(mode)
-    before = dict(twin.named_buffers())
+    before = {name: (tensor, _address(tensor)) for name, tensor in twin.named_buffers()}
     unregistered = _unregistered(twin)
     own_args, own_kwargs = tree_map(_copied, (args, kwargs))
     with random_state_kept(twin):
@@ -233,13 +234,34 @@ def _run_of_a_copy(
     _check_nothing_hidden(unregistered)
     # state is what is written to, whether or not its value came out different this time
     after = dict(twin.named_buffers())
-    moved = {name for name, tensor in after.items() if before.get(name) is not tensor}
-    return traced, moved | (traced.written & after.keys())
+    moved = {name for name in traced.written if name in after}
+    for name, tensor in after.items():
+        old, address = before.get(name, (None, 0))
+        # `buffer.data = ...` leaves the buffer and gives it other memory
+        if old is not tensor or address != _address(tensor):
+            moved.add(name)
+    return traced, moved
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory is, if it has some."""
+    return tensor.data_ptr() if has_memory(tensor) else 0
 
 
 def _constants(traces: Iterable[Trace]) -> list[str]:
     """Paths of tensors that the network keeps in Python and its answer depends on, in some mode."""
     return sorted(set().union(*(traced.constants() for traced in traces)))
+
+
+def _check_apart(network: nn.Module, state: Collection[str]) -> None:
+    """Refuse buffers that change and are one memory: a member's are tensors of their own, and would come apart."""
+    for name, other in sharing(network.named_buffers()):
+        if name in state or other in state:
+            raise ConversionError(
+                f"the buffers {name!r} and {other!r} share memory, and the network changes it, so that one follows the "
+                "other. Members' buffers are tensors of their own and would not. Keep one of them, and take the other "
+                "from it in the forward pass or by a property."
+            )
 
 
 def _check_constants(network: nn.Module, paths: Iterable[str]) -> None:
