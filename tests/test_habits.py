@@ -142,3 +142,17 @@ class Rows(nn.Module):
 def test_buffers_that_follow_each_other_in_one_memory_are_refused() -> None:
     with pytest.raises(ConversionError, match="'both' and 'mean' share memory"):
         covey.convert(Rows(), covey.Replicate(members=2), example=torch.randn(6, 4))
+
+
+@pytest.mark.parametrize("run", ["loop", "batched", "auto"])
+@pytest.mark.parametrize("way", ["later", "another later"])
+def test_a_buffer_that_changes_for_the_first_time_is_not_shared_in_silence(way: str, run: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    ens = covey.convert(Follows(way), covey.Replicate(members=3, noise=0.5), example=x).train()
+    ens.run = run
+    # torch's own words where it is changed in place for all members at once
+    words = "possible" if (way, run) == ("later", "batched") else r"buffer 'mean'.*self.mean.add_\(0\)"
+    with pytest.raises((ConversionError, RuntimeError), match=words):
+        for _ in range(12):
+            ens(x)

@@ -140,7 +140,9 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
         # rows of one tensor count their changes together: the next member's would spoil this one's backward pass;
         # and a network may give a buffer other memory (`buffer.data = ...`)
         tensors |= {name: before[name].clone() for name, _ in buffers.own.items()}
+    watched = buffers.watched(tensors)
     output = ensemble.call(k, tensors, *given)
+    buffers.check_constants(watched, tensors)
     buffers.write(row, before, tensors)
     return output, {name: tensors[name] for name in buffers.changing}
 
@@ -178,6 +180,7 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     if inputs.count is not None:
         mapped = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     moved = {name: given.fixed[name] for name in given.once}
+    store, _ = ensemble.buffers_of(0)
 
     def one(
         _: Tensor,
@@ -192,7 +195,9 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
         own_inputs = iter(mapped)
         here = [next(own_inputs) if mapped and isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(here, structure)
+        watched = store.watched(tensors)
         output = ensemble.call(0, tensors, args, kwargs)
+        store.check_constants(watched, tensors)
         for name in moved:
             moved[name] = tensors[name]
         return output, {name: tensors[name] for name in buffers}
