@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,5 +156,56 @@ def test_a_buffer_that_changes_for_the_first_time_is_not_shared_in_silence(way: 
     # torch's own words where it is changed in place for all members at once
     words = "possible" if (way, run) == ("later", "batched") else r"buffer 'mean'.*self.mean.add_\(0\)"
     with pytest.raises((ConversionError, RuntimeError), match=words):
-        for _ in range(12):
-            ens(x)
+        _call_often(ens, x)
+
+
+def _call_often(ens: covey.Ensemble, x: Tensor) -> None:
+    for _ in range(12):
+        ens(x)
+
+
+class Merging(nn.Linear):
+    """Adds its update to its weight in eval mode, as layers of low-rank adaptation do."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.update, self.merged = nn.Parameter(torch.randn(outputs, inputs)), False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += self.update.data * (-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight if self.merged else self.weight + self.update, self.bias)
+
+
+class Folding(nn.Module):
+    """Makes a table of its weights when it is put into eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 8), nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 3)
+        self.folded: Tensor | None = None
+
+    def train(self, mode: bool = True) -> Folding:
+        super().train(mode)
+        self.folded = None if mode else (self.first.weight * self.norm.weight[:, None]).detach()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.first(x)) if self.folded is None else F.linear(x, self.folded))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(Merging(4, 8), nn.ReLU(), nn.Linear(8, 3)), Folding])
+def test_networks_that_compute_when_their_mode_changes_are_refused(make: Any, training: bool) -> None:
+    network, x = make().train(training), torch.randn(6, 4)
+    before = network(x) if not training else None
+    with pytest.raises(ConversionError, match=r"train\(\) of .* computes with .*merge_weights=False"):
+        covey.convert(network, covey.Replicate(members=2), example=x)
+    if before is not None:
+        assert torch.equal(network(x), before)

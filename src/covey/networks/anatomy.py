@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from covey.networks.copies import copied, duplicate
 from covey.networks.held import held
 from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
 from covey.networks.refusals import check_keywords, has_memory, share_memory, sharing
-from covey.networks.trace import Trace, trace
+from covey.networks.trace import Trace, trace, used_by
 from covey.seeds import random_state_kept
 
 
@@ -129,6 +130,7 @@ def examine(
         stem: the first layer's, likewise.
     """
     private = _copy(network)
+    _check_modes(private)
     facts: dict[str, Any] = {"state": _usual_state(private)}
     if example is not None:
         given: Arguments = tree_map(_copied, arguments(example))  # a network that a method runs may change it
@@ -187,6 +189,22 @@ def _copy(network: nn.Module) -> nn.Module:
         raise ConversionError(
             f"the network cannot be copied (copy.deepcopy): {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_modes(network: nn.Module) -> None:
+    """Refuse a network that computes with its tensors when its mode changes: hollow ones hold none at that time."""
+    changing = [path for path, module in network.named_modules() if type(module).train is not nn.Module.train]
+    if not changing:
+        return
+    twin = duplicate(network)
+    for mode in (True, False, True):
+        for name in sorted(used_by(twin, functools.partial(twin.train, mode))):
+            raise ConversionError(
+                f"train() of {changing[0] or 'the network'!r} computes with {name!r}, as layers do that merge an update "
+                "into their weight, or fold a norm, when they are put into eval mode. An ensemble's members have their "
+                "weights only while they run. Compute it in the forward pass, or turn it off (merge_weights=False) and "
+                "merge what ensemble.member(k) gives."
+            )
 
 
 def _probe(

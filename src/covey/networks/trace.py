@@ -346,10 +346,7 @@ def trace(
     Buffers may change as in any forward pass: give a copy of the network.
     """
     result = Trace()
-    recorder = _Recorder(result)
-    result.learnt = {name for name, _ in network.named_parameters()}
-    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
-        result.names[recorder.value(tensor)] = name
+    recorder = _recorder_of(network, result)
     for path, found in kept_tensors(network).items():
         assert isinstance(found.value, Tensor)
         result.kept[recorder.value(found.value)] = path
@@ -358,3 +355,20 @@ def trace(
         out = select(network(*args, **kwargs))
         result.outputs = {recorder.value(out)}
     return result
+
+
+def used_by(network: nn.Module, function: Callable[[], Any]) -> set[str]:
+    """Names of the network's parameters and buffers that a function computes with, or changes."""
+    result = Trace()
+    with torch.no_grad(), _recorder_of(network, result):
+        function()
+    return result.met() | result.written
+
+
+def _recorder_of(network: nn.Module, result: Trace) -> _Recorder:
+    """One that knows the network's parameters and buffers."""
+    recorder = _Recorder(result)
+    result.learnt = {name for name, _ in network.named_parameters()}
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        result.names[recorder.value(tensor)] = name
+    return recorder
