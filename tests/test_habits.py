@@ -209,3 +209,31 @@ def test_networks_that_compute_when_their_mode_changes_are_refused(make: Any, tr
         covey.convert(network, covey.Replicate(members=2), example=x)
     if before is not None:
         assert torch.equal(network(x), before)
+
+
+class Adapts(nn.Module):
+    """Takes a step on a layer's weights before it uses them, as meta-learners do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            h = self.first(x)
+            loss = (self.inner(h) - h).square().mean()
+            slopes = torch.autograd.grad(loss, list(self.inner.parameters()), create_graph=True)
+        weight, bias = [p - 0.5 * slope for p, slope in zip(self.inner.parameters(), slopes, strict=True)]
+        return self.head(F.relu(F.linear(self.first(x), weight, bias)))
+
+
+@pytest.mark.parametrize(
+    "method", [covey.Replicate(members=2), covey.BatchEnsemble(members=2), covey.LowRank(members=2, rank=2)]
+)
+def test_gradients_of_weights_may_be_taken_inside(method: covey.Method) -> None:
+    x = torch.randn(6, 4)
+    ens = covey.convert(Adapts(), method, example=x)
+    assert ens.checked.startswith("checked in eval and train mode")
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            torch.testing.assert_close(ens(x)[1], ens.member(1)(x))

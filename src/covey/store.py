@@ -82,6 +82,7 @@ _BODY = Record(
     optional={
         "writes_inputs": Maybe(Truth()),
         "rewrites": Many(Word()),
+        "differentiated": Many(Word()),
         "constants": Named(Many(Number(), most=8)),
     },
 )

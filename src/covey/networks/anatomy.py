@@ -39,6 +39,7 @@ class Anatomy:
         random: whether a forward pass in train mode draws random numbers; None if that was not tried.
         writes_inputs: whether a forward pass changes its input in place; None if that was not tried.
         rewrites: names of the parameters that a forward pass changes in place, as some networks rescale themselves.
+        differentiated: names of the parameters that a forward pass takes a gradient of, as meta-learners do.
         moves_in_eval: whether a forward pass changes buffers in eval mode too, as observers of ranges do.
         constants: prints of tensors that the network keeps in Python and reads, by path (see `constants`).
     """
@@ -54,6 +55,7 @@ class Anatomy:
     random: bool | None = None
     writes_inputs: bool | None = None
     rewrites: tuple[str, ...] = ()
+    differentiated: tuple[str, ...] = ()
     moves_in_eval: bool = False
     constants: Mapping[str, Print] = field(default_factory=dict)
 
@@ -67,6 +69,7 @@ class Anatomy:
             "state": sorted(self.state),
             "writes_inputs": self.writes_inputs,
             "rewrites": list(self.rewrites),
+            "differentiated": list(self.differentiated),
             "moves_in_eval": self.moves_in_eval,
             "constants": dict(self.constants),
             "zoo": origin_of(self.network),
@@ -146,6 +149,7 @@ def examine(
             "trace": trace,
             "state": state,
             "rewrites": _rewritten(private, traces),
+            "differentiated": tuple(sorted(set().union(*(traced.differentiated for traced in traces)))),
             "moves_in_eval": moves_in_eval,
             "constants": prints(private, _constants(traces)),
             "head": _whole_layers(private, trace.head()),
@@ -171,6 +175,7 @@ def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> A
         given=record["tensors"],
         writes_inputs=record.get("writes_inputs"),
         rewrites=tuple(record.get("rewrites", ())),
+        differentiated=tuple(record.get("differentiated", ())),
         moves_in_eval=record.get("moves_in_eval", False),
         constants=record.get("constants", {}),
     )
@@ -200,10 +205,10 @@ def _check_modes(network: nn.Module) -> None:
     for mode in (True, False, True):
         for name in sorted(used_by(twin, functools.partial(twin.train, mode))):
             raise ConversionError(
-                f"train() of {changing[0] or 'the network'!r} computes with {name!r}, as layers do that merge an update "
-                "into their weight, or fold a norm, when they are put into eval mode. An ensemble's members have their "
-                "weights only while they run. Compute it in the forward pass, or turn it off (merge_weights=False) and "
-                "merge what ensemble.member(k) gives."
+                f"train() of {changing[0] or 'the network'!r} computes with {name!r}, as layers do that merge an "
+                "update into their weight, or fold a norm, when they are put into eval mode. An ensemble's members "
+                "have their weights only while they run. Compute it in the forward pass, or turn it off "
+                "(merge_weights=False) and merge what ensemble.member(k) gives."
             )
 
 

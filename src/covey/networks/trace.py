@@ -65,6 +65,7 @@ class Trace:
         writes_inputs: whether an input was changed in place.
         kept: values of tensors that the network keeps in Python, each with the path to it.
         precision: the coarsest floating-point type that anything was computed in, if anything was.
+        differentiated: names of those that a gradient was taken of on the way.
     """
 
     ops: list[_Op] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Trace:
     writes_inputs: bool = False
     kept: dict[int, str] = field(default_factory=dict)
     precision: torch.dtype | None = None
+    differentiated: set[str] = field(default_factory=set)
 
     @property
     def random(self) -> bool:
@@ -225,8 +227,16 @@ class _Recorder(TorchDispatchMode):
 
     def leave(self, tensor: Tensor) -> None:
         """Note that a tensor's values go on in Python."""
-        self._left.add(self.value(tensor))
-        self.trace.ops.append(_Op("to Python", frozenset({self.value(tensor)}), (), leaves=True))
+        reads = frozenset({self.value(tensor)})
+        self._left |= reads
+        self.trace.ops.append(_Op("to Python", reads, (), leaves=True))
+
+    def differentiate(self, inputs: Any) -> None:
+        """Note that a gradient is taken of these."""
+        for leaf in tree_leaves(inputs):
+            value = self._value.get(id(leaf))
+            if value in self.trace.names:
+                self.trace.differentiated.add(self.trace.names[value])
 
     def _note_new(self, tensor: Tensor) -> None:
         """Note a tensor that no operation made, and so may be made of values that went on in Python."""
@@ -292,8 +302,8 @@ class _Recorder(TorchDispatchMode):
                     self.trace.precision = leaf.dtype
 
 
-class _ToPython(TorchFunctionMode):
-    """Tells the recorder of functions that are no operations, and hand values to Python."""
+class _Beside(TorchFunctionMode):
+    """Tells the recorder of functions that are no operations: those that hand values to Python, and inner gradients."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -304,6 +314,8 @@ class _ToPython(TorchFunctionMode):
     ) -> Any:
         if func in _TO_PYTHON:
             self.recorder.leave(args[0])
+        elif func is torch.autograd.grad:
+            self.recorder.differentiate((args[1:2], (kwargs or {}).get("inputs")))
         return func(*args, **(kwargs or {}))
 
 
@@ -351,7 +363,7 @@ def trace(
         assert isinstance(found.value, Tensor)
         result.kept[recorder.value(found.value)] = path
     result.inputs = {recorder.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-    with torch.no_grad(), _ToPython(recorder), recorder:
+    with torch.no_grad(), _Beside(recorder), recorder:
         out = select(network(*args, **kwargs))
         result.outputs = {recorder.value(out)}
     return result
