@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -237,3 +238,59 @@ def test_gradients_of_weights_may_be_taken_inside(method: covey.Method) -> None:
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
             torch.testing.assert_close(ens(x)[1], ens.member(1)(x))
+
+
+class Seeded(nn.Module):
+    """Draws the same noise in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(7))
+        return self.head(F.relu(self.first(x + noise)))
+
+
+def test_a_generator_of_the_network_s_own_is_not_asked_for_all_members_at_once() -> None:
+    x = torch.randn(6, 4)
+    ens = covey.convert(Seeded(), covey.Replicate(members=2, noise=0.5), example=x).eval()
+    torch.testing.assert_close(ens(x)[1], ens.member(1)(x))
+    ens.run = "batched"
+    with pytest.raises(ConversionError, match="generator of its own"):
+        ens(x)
+
+
+class Slow(nn.Module):
+    """Copies a layer in the forward pass, to use it without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slow = copy.deepcopy(self.first).requires_grad_(False)
+        return self.head(F.relu(self.first(x)) + slow(x))
+
+
+def test_a_layer_that_is_copied_in_the_forward_pass_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConversionError, match=r"copies a layer.*functional_call"):
+        covey.convert(Slow(), covey.Replicate(members=2), example=torch.randn(6, 4))
+
+
+class Detached(nn.Module):
+    """Two of its layers are used and learn nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.query = nn.Linear(4, 8), nn.Linear(8, 8)
+        self.one, self.two, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x))
+        return self.head(self.query(h) + self.one(h).detach() * self.two(h).detach())
+
+
+def test_templates_of_layers_that_learn_nothing_are_no_fault() -> None:
+    ens = covey.convert(Detached(), covey.ShapeShifter(members=2), example=torch.randn(6, 4))
+    assert ens.checked.startswith("checked in eval and train mode")

@@ -286,11 +286,10 @@ class _Trial:
                     missed = self._learning() - _reached(self._in_training(members), self.ensemble)
                 except Exception as error:
                     raise ConversionError(
-                        f"in train mode the network's backward pass runs by itself but not as an ensemble: "
-                        f"{type(error).__name__}: {error}. {_ADVICE}"
+                        "in train mode the network's backward pass runs by itself but not as an ensemble: "
+                        f"{_in_training(error)}. {_ADVICE}"
                     ) from error
-                unused = [key(name) for name, _ in network.named_parameters() if name not in reached]
-                missed = {name for name in missed if not any(label in name for label in unused)}
+                missed = {name for name in missed if self._should_learn(name, reached)}
                 if not missed:
                     return
         raise ConversionError(
@@ -298,6 +297,15 @@ class _Trial:
             "does that it stands for. The network probably uses weights where covey's do not reach, such as copies of "
             f"its layers that are no part of it. {_ADVICE}"
         )
+
+    def _should_learn(self, name: str, reached: set[str]) -> bool:
+        """Whether a tensor of the ensemble stands for a parameter that a gradient reaches in the plain network."""
+        every = [label for label, _ in self.ensemble.skeleton(self.members[0]).named_parameters()]
+        unused = [key(label) for label in every if label not in reached]
+        if any(label in name for label in unused):
+            return False
+        # templates are called after no layer: where some learn nothing, theirs may be among them
+        return not unused or any(key(label) in name for label in reached)
 
     def _in_training(self, members: tuple[int, ...]) -> Tensor:
         """What the ensemble answers when it trains: some methods then give each member inputs of its own."""
@@ -349,6 +357,17 @@ def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
 
 
 _ADVICE = "convert(..., check=False) converts it nevertheless."
+
+
+def _in_training(error: Exception) -> str:
+    """What went wrong, in words that say what to do where torch's do not."""
+    if "deepcopy protocol" in str(error):
+        return (
+            "it copies a layer in the forward pass (copy.deepcopy), and torch copies no weight that is computed from "
+            "others, as a member's is. Instead of copying the layer, call it with detached weights: "
+            "torch.func.functional_call(layer, {name: p.detach() for name, p in layer.named_parameters()}, x)"
+        )
+    return f"{type(error).__name__}: {error}"
 
 
 def _plain_values(network: nn.Module) -> dict[str, Any]:

@@ -83,6 +83,7 @@ _BODY = Record(
         "writes_inputs": Maybe(Truth()),
         "rewrites": Many(Word()),
         "differentiated": Many(Word()),
+        "own_generator": Truth(),
         "constants": Named(Many(Number(), most=8)),
     },
 )

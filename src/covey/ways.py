@@ -172,6 +172,11 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     """Call the skeleton once for all members, vectorised over their tensors."""
     if not ensemble.stackable:
         raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
+    if any(record.get("own_generator") for record in ensemble.records):
+        raise ConversionError(
+            "the network draws random numbers from a generator of its own, and all members at once would draw others "
+            "than each draws alone; set ensemble.run = 'loop' or 'auto'."
+        )
     given = _stacked(ensemble, members, inputs)
     leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
     if inputs.copied:

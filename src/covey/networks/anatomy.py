@@ -40,6 +40,7 @@ class Anatomy:
         writes_inputs: whether a forward pass changes its input in place; None if that was not tried.
         rewrites: names of the parameters that a forward pass changes in place, as some networks rescale themselves.
         differentiated: names of the parameters that a forward pass takes a gradient of, as meta-learners do.
+        own_generator: whether a forward pass draws from a generator of its own.
         moves_in_eval: whether a forward pass changes buffers in eval mode too, as observers of ranges do.
         constants: prints of tensors that the network keeps in Python and reads, by path (see `constants`).
     """
@@ -56,6 +57,7 @@ class Anatomy:
     writes_inputs: bool | None = None
     rewrites: tuple[str, ...] = ()
     differentiated: tuple[str, ...] = ()
+    own_generator: bool = False
     moves_in_eval: bool = False
     constants: Mapping[str, Print] = field(default_factory=dict)
 
@@ -70,6 +72,7 @@ class Anatomy:
             "writes_inputs": self.writes_inputs,
             "rewrites": list(self.rewrites),
             "differentiated": list(self.differentiated),
+            "own_generator": self.own_generator,
             "moves_in_eval": self.moves_in_eval,
             "constants": dict(self.constants),
             "zoo": origin_of(self.network),
@@ -150,6 +153,7 @@ def examine(
             "state": state,
             "rewrites": _rewritten(private, traces),
             "differentiated": tuple(sorted(set().union(*(traced.differentiated for traced in traces)))),
+            "own_generator": any(traced.own_generator for traced in traces),
             "moves_in_eval": moves_in_eval,
             "constants": prints(private, _constants(traces)),
             "head": _whole_layers(private, trace.head()),
@@ -176,6 +180,7 @@ def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> A
         writes_inputs=record.get("writes_inputs"),
         rewrites=tuple(record.get("rewrites", ())),
         differentiated=tuple(record.get("differentiated", ())),
+        own_generator=record.get("own_generator", False),
         moves_in_eval=record.get("moves_in_eval", False),
         constants=record.get("constants", {}),
     )

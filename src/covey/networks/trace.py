@@ -66,6 +66,7 @@ class Trace:
         kept: values of tensors that the network keeps in Python, each with the path to it.
         precision: the coarsest floating-point type that anything was computed in, if anything was.
         differentiated: names of those that a gradient was taken of on the way.
+        own_generator: whether random numbers came from another generator than torch's own.
     """
 
     ops: list[_Op] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Trace:
     kept: dict[int, str] = field(default_factory=dict)
     precision: torch.dtype | None = None
     differentiated: set[str] = field(default_factory=set)
+    own_generator: bool = False
 
     @property
     def random(self) -> bool:
@@ -292,6 +294,7 @@ class _Recorder(TorchDispatchMode):
         written += [self.value(t) for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in changed]
         self.trace.ops.append(_Op(str(func), reads, tuple(written), random, leaves))
         self._note_precision(out)
+        self.trace.own_generator |= kwargs.get("generator") is not None
         return out
 
     def _note_precision(self, out: Any) -> None:
@@ -303,7 +306,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Beside(TorchFunctionMode):
-    """Tells the recorder of functions that are no operations: those that hand values to Python, and inner gradients."""
+    """Tells the recorder of what is no operation: values go to Python, gradients are taken."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
