@@ -294,3 +294,42 @@ class Detached(nn.Module):
 def test_templates_of_layers_that_learn_nothing_are_no_fault() -> None:
     ens = covey.convert(Detached(), covey.ShapeShifter(members=2), example=torch.randn(6, 4))
     assert ens.checked.startswith("checked in eval and train mode")
+
+
+class WithLoss(nn.Module):
+    """Gives the loss as well where it is given labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None, reduction: str = "mean") -> dict[str, Any]:
+        logits = self.head(F.relu(self.first(x)))
+        loss = None if labels is None else F.cross_entropy(logits, labels, reduction=reduction)
+        return {"logits": logits, "loss": loss}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_networks_that_give_their_loss_can_be_narrowed(reduction: str) -> None:
+    example = {"x": torch.randn(6, 4), "labels": torch.tensor([0, 1, 2, 0, 1, 2]), "reduction": reduction}
+    ens = covey.convert(WithLoss(), covey.Packed(members=2, alpha=1), example=example, output="logits")
+    member = ens.member(0)
+    assert member.first.weight.shape == (4, 4)
+    assert member.head.weight.shape == (3, 4)
+
+
+class Classy(nn.Module):
+    """Asks its weights for their class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [p for p in self.first._parameters.values() if isinstance(p, nn.Parameter)]
+        return self.head(F.relu(F.linear(x, *weights)))
+
+
+def test_what_does_not_run_as_an_ensemble_is_refused_by_mimo_too() -> None:
+    with pytest.raises(ConversionError, match="not as an ensemble"):
+        covey.convert(Classy(), covey.MIMO(members=2), example=torch.randn(6, 4))
