@@ -333,3 +333,31 @@ class Classy(nn.Module):
 def test_what_does_not_run_as_an_ensemble_is_refused_by_mimo_too() -> None:
     with pytest.raises(ConversionError, match="not as an ensemble"):
         covey.convert(Classy(), covey.MIMO(members=2), example=torch.randn(6, 4))
+
+
+class Rarely(Follows):
+    """Writes its mean in place in one of nine calls."""
+
+    def follow(self, new: Tensor) -> None:
+        self.calls += 1
+        if self.calls % 9 == 0:
+            self.mean.mul_(0).add_(new)
+
+
+@pytest.mark.parametrize("method", [covey.Replicate(members=3, noise=0.5), covey.BatchEnsemble(members=3)])
+def test_a_call_that_fails_batched_is_not_counted(method: covey.Method) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    ens = covey.convert(Rarely(""), method, example=x).train()
+    ens.run, ens.measured = "batched", {"train": []}  # as "auto" leaves it
+    with pytest.raises(ConversionError, match="buffer 'mean'"):
+        _call_often(ens, x)
+
+
+@pytest.mark.parametrize("method", [covey.Replicate(members=3, noise=0.5), covey.BatchEnsemble(members=3)])
+def test_measuring_raises_nothing_of_vmap_s(method: covey.Method) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    ens = covey.convert(Rarely(""), method, example=x).train()
+    with pytest.raises(ConversionError, match="buffer 'mean'"):
+        _call_often(ens, x)
