@@ -361,3 +361,23 @@ def test_measuring_raises_nothing_of_vmap_s(method: covey.Method) -> None:
     ens = covey.convert(Rarely(""), method, example=x).train()
     with pytest.raises(ConversionError, match="buffer 'mean'"):
         _call_often(ens, x)
+
+
+class Clips(nn.Module):
+    """Clips its weights in place before it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.first.weight.clamp_(-0.1, 0.1)
+        return self.head(F.relu(self.first(x)))
+
+
+def test_weights_that_are_changed_in_place_are_spoken_of() -> None:
+    x = torch.randn(6, 4)
+    ens = covey.convert(Clips(), covey.Replicate(members=2), example=x)
+    assert "changes 'first.weight' in place" in ens.checked
+    assert "in place" not in covey.convert(Detached(), covey.Replicate(members=2), example=x).checked
