@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import Arguments, pick
+from covey.networks.comparing import difference, distance, mean, same
 from covey.networks.constants import kept_tensors
 from covey.networks.copies import duplicate
 from covey.networks.held import Held
@@ -36,9 +37,6 @@ from covey.tensors import key
 SECONDS = 0.25
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
 NOISE = 0.05  # by which the second batch differs from the example, and members from each other, as a share
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the outputs' scale
-LOW_PRECISION = 0.02
-NOTHING = 1e-6  # numbers below are taken for zeros: a mean of 1e-17 is rounding itself
 
 
 def check(
@@ -146,10 +144,10 @@ class _Trial:
             repeated = self._alone(self.ensemble.member(self.members[0]), self.first)
         except Exception as error:  # as BatchNorm on one sample
             return self._why_not(error)
-        if not _same(once, repeated):
+        if not same(once, repeated):
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
-        counts |= not _same(once, again)
+        counts |= not same(once, again)
         self.kept = _left_behind(before, kept_tensors(probe)) if counts else ""
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
@@ -211,12 +209,12 @@ class _Trial:
             if not self._agree(k, output, answer, given):
                 raise ConversionError(
                     f"in {self.mode} mode member {k} does not answer as the plain network ensemble.member({k}) does "
-                    f"{when}: {_difference(output, answer)}. {self._cause()} {_ADVICE}"
+                    f"{when}: {difference(output, answer)}. {self._cause()} {_ADVICE}"
                 )
         self._check_buffers(members)
 
     def _agree(self, k: int, output: Tensor, answer: Tensor, given: Arguments) -> bool:
-        if _same(output, answer, self.precision):
+        if same(output, answer, self.precision):
             return True
         return self._is_rounding(k, output, answer, given)
 
@@ -266,8 +264,8 @@ class _Trial:
         for tensor in nudged.parameters():
             if tensor.is_floating_point():
                 tensor.mul_(1 + 4 * torch.finfo(tensor.dtype).eps * torch.randn_like(tensor).sign())
-        moved = _distance(once, self._alone(nudged, given))
-        return _distance(output, answer) <= 10 * moved
+        moved = distance(once, self._alone(nudged, given))
+        return distance(output, answer) <= 10 * moved
 
     def _check_training(self) -> None:
         """A backward pass runs as an ensemble too, and reaches whatever it reaches in the plain network."""
@@ -333,7 +331,7 @@ class _Trial:
                 if name in stores.own:
                     self._check_buffer(k, name, stores.own[name][row], tensor)
                 elif self.ensemble.moves and beside:
-                    self._check_buffer(k, name, stores.shared[name], _mean([each[name] for each in networks]))
+                    self._check_buffer(k, name, stores.shared[name], mean([each[name] for each in networks]))
         # the next call starts from what they share
         for k in self.members:
             stores, _ = self.ensemble.buffers_of(k)
@@ -342,10 +340,10 @@ class _Trial:
                     tensor.copy_(stores.shared[name])
 
     def _check_buffer(self, k: int, name: str, found: Tensor, expected: Tensor) -> None:
-        if not _same(found, expected):
+        if not same(found, expected):
             raise ConversionError(
                 f"in {self.mode} mode the buffer {name!r} of member {k} is not what it becomes in the plain network "
-                f"ensemble.member({k}): {_difference(found, expected)}. {_ADVICE}"
+                f"ensemble.member({k}): {difference(found, expected)}. {_ADVICE}"
             )
 
 
@@ -445,52 +443,3 @@ def _seed(module: nn.Module) -> None:
     reseed(0, module)
     random.seed(0)
     np.random.seed(0)
-
-
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-
-def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    """As buffers are merged: floats to their mean, others to the first."""
-    return torch.stack(list(tensors)).mean(0) if tensors[0].is_floating_point() else tensors[0]
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.detach().double()
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference; where both are NaN, or infinite alike, there is none."""
-    left, right = _plain(a), _plain(b)
-    differ = (left != right) & ~(left.isnan() & right.isnan())
-    if not differ.any():
-        return 0.0
-    gaps = (left - right).abs()[differ]
-    return gaps.nan_to_num(nan=torch.inf).max().item()
-
-
-def _scale(tensor: Tensor) -> float:
-    finite = _plain(tensor)
-    finite = finite[finite.isfinite()]
-    return finite.abs().max().item() if finite.numel() else 0.0
-
-
-def _same(a: Tensor, b: Tensor, precision: torch.dtype | None = None) -> bool:
-    """Whether two tensors are equal but for rounding; `precision` is what they were computed in, if not their own."""
-    if a.shape != b.shape:
-        return False
-    if a.dtype == b.dtype and torch.equal(a, b):  # as nearly all are
-        return True
-    tolerance = TOLERANCE.get(b.dtype, LOW_PRECISION) if b.is_floating_point() else 0.0
-    if b.is_floating_point() and precision is not None and precision not in TOLERANCE:
-        tolerance = LOW_PRECISION
-    if b.is_complex():
-        tolerance = TOLERANCE[torch.float32]
-    return _distance(a, b) <= tolerance * max(_scale(b), NOTHING)
-
-
-def _difference(found: Tensor, expected: Tensor) -> str:
-    if found.shape != expected.shape:
-        return f"it has the shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
-    return f"they differ by {_distance(found, expected):.3g}, where the largest is {_scale(expected):.3g}"
