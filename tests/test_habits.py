@@ -381,3 +381,36 @@ def test_weights_that_are_changed_in_place_are_spoken_of() -> None:
     ens = covey.convert(Clips(), covey.Replicate(members=2), example=x)
     assert "changes 'first.weight' in place" in ens.checked
     assert "in place" not in covey.convert(Detached(), covey.Replicate(members=2), example=x).checked
+
+
+class Restarts(nn.Module):
+    """Codes of which one that nobody uses any more starts again from the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 3), nn.Linear(3, 3)
+        self.register_buffer("codes", torch.randn(8, 3))
+        self.register_buffer("use", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        near = torch.cdist(h, self.codes).argmin(-1)
+        if self.training:
+            self.use.mul_(0.5).add_(0.5 * F.one_hot(near, 8).sum(0))
+            idle = self.use < 0.05
+            if idle.any():
+                self.codes[idle] = h[:1].detach()
+                self.use[idle] = 1.0
+        return self.head(h + (self.codes[near] - h).detach())
+
+
+def test_buffers_beside_those_that_change_are_members_own() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    ens = covey.convert(Restarts(), covey.Replicate(members=3, noise=0.5), example=x).train()
+    plain = [ens.member(k).train() for k in range(3)]
+    for _ in range(8):
+        outputs = ens(x)
+        for k, network in enumerate(plain):
+            torch.testing.assert_close(outputs[k], network(x))
+    assert not torch.equal(plain[0].codes, plain[1].codes)

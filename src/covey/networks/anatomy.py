@@ -108,14 +108,16 @@ class Anatomy:
 
         Those are the constants, and the state of layers that come before any tensor of the members' own.
         """
-        buffers = [name for name, _ in self.network.named_buffers()]
+        buffers = dict(self.network.named_buffers())
         if self.trace is None:
             return tuple(name for name in buffers if name not in self.state)
         behind = self.trace.touched(own)
         # what this pass did not come by (one of two norms, a block that is left out by chance) may be behind as well
         unknown = self.state - self.trace.met()
         owners = {owner_of(name) for name in (self.state & behind) | unknown}
-        return tuple(name for name in buffers if name not in self.state or owner_of(name) not in owners)
+        # who keeps some numbers from call to call may write others now and then, as codes that restart
+        kept = {name for name, tensor in buffers.items() if name in self.state or tensor.is_floating_point()}
+        return tuple(name for name in buffers if name not in kept or owner_of(name) not in owners)
 
 
 def examine(
