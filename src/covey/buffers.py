@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from covey.errors import ConversionError
 from covey.networks.anatomy import Anatomy
 from covey.tensors import Tensors
 
@@ -30,6 +31,7 @@ class Buffers(nn.Module):
             else:
                 own[name] = torch.stack([tensor.detach()] * members)
         self.changing = tuple(name for name in common if name in body.state)
+        self.constant = tuple(name for name in common if name not in body.state)
         self.shared, self.own = Tensors(common), Tensors(own)
 
     def member(self, k: int) -> dict[str, Tensor]:
@@ -39,6 +41,29 @@ class Buffers(nn.Module):
     def copies(self) -> dict[str, Tensor]:
         """Copies of the shared buffers that training changes, for one member to start a step from."""
         return {name: self.shared[name].clone() for name in self.changing}
+
+    def watched(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
+        """What a call is given as constants, each with how often it was changed in place; for `check_constants`."""
+        if torch.compiler.is_compiling():
+            return {}
+        found = {}
+        for name in self.constant:
+            tensor = tensors[name]
+            found[name] = tensor, -1 if tensor.is_inference() else tensor._version
+        return found
+
+    def check_constants(self, before: Mapping[str, tuple[Tensor, int]], after: Mapping[str, Tensor]) -> None:
+        """Refuse a call that changed what never changed when conversion looked: all members have it in common."""
+        for name, (tensor, version) in before.items():
+            changed = version >= 0 and tensor._version != version
+            if changed or after[name] is not tensor:
+                leaf = name.rpartition(".")[2]
+                raise ConversionError(
+                    f"this call changed the buffer {name!r}, which the calls that convert() tried did not, as one that "
+                    "starts late or now and then. So it was taken for a constant that all members have in common, and "
+                    f"they would meet in it. Let every call write it (`self.{leaf}.add_(0)` is enough where it stays "
+                    "as it is), or convert the network when its next call changes it."
+                )
 
     @torch.no_grad()
     def write(self, k: int, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,8 @@ Two laws, in eval and in train mode, on the example and on a second batch:
 
 and in train mode that a backward pass reaches all that it reaches in a plain network.
 Both sides run the same calls in the same order from the same random state, so that networks that are random, or whose
-answer depends on how often they were called, are compared like any others.
+answer depends on how often they were called, are compared like any others. The copy's members get tensors that differ:
+copies of one network would hide that they meet.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
 from covey.networks.calls import Arguments, pick
+from covey.networks.comparing import difference, distance, mean, same
 from covey.networks.constants import kept_tensors
 from covey.networks.copies import duplicate
 from covey.networks.held import Held
@@ -34,10 +36,7 @@ from covey.tensors import key
 # of one forward pass; a check takes as long as about thirty-five, and nobody asked to wait for them
 SECONDS = 0.25
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
-NOISE = 0.05  # by which the second batch differs from the example, as a share of each number
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}  # of the outputs' scale
-LOW_PRECISION = 0.02
-NOTHING = 1e-6  # numbers below are taken for zeros: a mean of 1e-17 is rounding itself
+NOISE = 0.05  # by which the second batch differs from the example, and members from each other, as a share
 
 
 def check(
@@ -65,7 +64,7 @@ def check(
     assert example is not None
     members = range(ensemble.members) if wanted else sorted({0, ensemble.members - 1})
     with torch.no_grad(), random_state_kept(ensemble):
-        trial = _Trial(duplicate(ensemble), tuple(members), example, precision, original)
+        trial = _Trial(ensemble, tuple(members), example, precision, original)
         found = [trial.run(mode, patient=bool(wanted)) for mode in (False, True)]
     return _in_words(members, found)
 
@@ -99,7 +98,7 @@ class _Trial:
     """Runs an ensemble and its members' plain networks side by side.
 
     Args:
-        ensemble: a copy of one's own.
+        made: what conversion made; it stays as it is.
         members: which are tried.
         example: an input.
         precision: see `check`.
@@ -108,16 +107,19 @@ class _Trial:
 
     def __init__(
         self,
-        ensemble: Ensemble,
+        made: Ensemble,
         members: tuple[int, ...],
         example: Arguments,
         precision: torch.dtype | None = None,
         original: nn.Module | None = None,
     ) -> None:
-        self.ensemble, self.members, self.precision, self.original = ensemble, members, precision, original
+        self.made, self.ensemble = made, duplicate(made)
+        self.members, self.precision, self.original = members, precision, original
         self.first, self.second = example, _another(example)
         self.kept = ""  # a tensor that the network keeps from one call for the next
-        ensemble.run = "loop"
+        self.number = ""  # a number, likewise
+        self.ensemble.run = "loop"
+        _set_apart(self.ensemble)
 
     def run(self, mode: bool, *, patient: bool) -> str:
         """Try one mode; returns why it could not be tried, or nothing."""
@@ -133,6 +135,7 @@ class _Trial:
         start = time.perf_counter()
         try:
             once = self._alone(probe, self.first)
+            self.number = _changed_number(numbers, _plain_values(probe))
             counts = numbers != _plain_values(probe)
             seconds = time.perf_counter() - start
             if seconds > SECONDS and not patient:
@@ -140,11 +143,11 @@ class _Trial:
             again = self._alone(probe, self.first)
             repeated = self._alone(self.ensemble.member(self.members[0]), self.first)
         except Exception as error:  # as BatchNorm on one sample
-            return f"the network does not run on the example in {self.mode} mode ({type(error).__name__})"
-        if not _same(once, repeated):
+            return self._why_not(error)
+        if not same(once, repeated):
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
-        counts |= not _same(once, again)
+        counts |= not same(once, again)
         self.kept = _left_behind(before, kept_tensors(probe)) if counts else ""
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
@@ -155,9 +158,31 @@ class _Trial:
             self._check_numbers()
         return ""
 
+    def _why_not(self, error: Exception) -> str:
+        """Why a mode cannot be tried, where a member raised this; refuses where the network itself would not."""
+        name = type(error).__name__
+        if self._runs(self.made.member(self.members[0])):
+            return f"the network takes no other weights than it was given ({name})"
+        if self.original is not None and self._runs(duplicate(self.original)):
+            raise ConversionError(
+                f"in {self.mode} mode the network runs on the example, and the plain network ensemble.member("
+                f"{self.members[0]}) does not: {name}: {error}. {_ADVICE}"
+            ) from error
+        return f"the network does not run on the example in {self.mode} mode ({name})"
+
+    def _runs(self, network: nn.Module) -> bool:
+        try:
+            self._alone(network.train(self.mode == "train"), self.first)
+        except Exception:
+            return False
+        return True
+
     def _check_numbers(self) -> None:
         """Members that answer NaN where the network they were made of does not are no networks at all."""
-        broken = [k for k in self.members if self._alone(self.ensemble.member(k), self.first).isnan().any()]
+        broken = []
+        for k in self.members:
+            if self._alone(self.made.member(k).eval(), self.first).isnan().any():
+                broken.append(k)
         if not broken or self.original is None:
             return
         if self._alone(duplicate(self.original).eval(), self.first).isnan().any():
@@ -184,12 +209,12 @@ class _Trial:
             if not self._agree(k, output, answer, given):
                 raise ConversionError(
                     f"in {self.mode} mode member {k} does not answer as the plain network ensemble.member({k}) does "
-                    f"{when}: {_difference(output, answer)}. {self._cause()} {_ADVICE}"
+                    f"{when}: {difference(output, answer)}. {self._cause()} {_ADVICE}"
                 )
         self._check_buffers(members)
 
     def _agree(self, k: int, output: Tensor, answer: Tensor, given: Arguments) -> bool:
-        if _same(output, answer, self.precision):
+        if same(output, answer, self.precision):
             return True
         return self._is_rounding(k, output, answer, given)
 
@@ -199,6 +224,11 @@ class _Trial:
             return (
                 f"The network keeps the tensor {self.kept!r} from one call for the next, and an ensemble starts every "
                 "call without: make it a buffer (register_buffer), which each member then has for itself, or an input."
+            )
+        if self.number:
+            return (
+                f"The network keeps the number {self.number!r} from one call for the next, and an ensemble keeps one "
+                "for all members: make it a buffer (register_buffer), which each member then has for itself."
             )
         return (
             "The members probably meet in something that the network keeps where covey does not see it, such as a "
@@ -234,8 +264,8 @@ class _Trial:
         for tensor in nudged.parameters():
             if tensor.is_floating_point():
                 tensor.mul_(1 + 4 * torch.finfo(tensor.dtype).eps * torch.randn_like(tensor).sign())
-        moved = _distance(once, self._alone(nudged, given))
-        return _distance(output, answer) <= 10 * moved
+        moved = distance(once, self._alone(nudged, given))
+        return distance(output, answer) <= 10 * moved
 
     def _check_training(self) -> None:
         """A backward pass runs as an ensemble too, and reaches whatever it reaches in the plain network."""
@@ -254,11 +284,10 @@ class _Trial:
                     missed = self._learning() - _reached(self._in_training(members), self.ensemble)
                 except Exception as error:
                     raise ConversionError(
-                        f"in train mode the network's backward pass runs by itself but not as an ensemble: "
-                        f"{type(error).__name__}: {error}. {_ADVICE}"
+                        "in train mode the network's backward pass runs by itself but not as an ensemble: "
+                        f"{_in_training(error)}. {_ADVICE}"
                     ) from error
-                unused = [key(name) for name, _ in network.named_parameters() if name not in reached]
-                missed = {name for name in missed if not any(label in name for label in unused)}
+                missed = {name for name in missed if self._should_learn(name, reached)}
                 if not missed:
                     return
         raise ConversionError(
@@ -266,6 +295,15 @@ class _Trial:
             "does that it stands for. The network probably uses weights where covey's do not reach, such as copies of "
             f"its layers that are no part of it. {_ADVICE}"
         )
+
+    def _should_learn(self, name: str, reached: set[str]) -> bool:
+        """Whether a tensor of the ensemble stands for a parameter that a gradient reaches in the plain network."""
+        every = [label for label, _ in self.ensemble.skeleton(self.members[0]).named_parameters()]
+        unused = [key(label) for label in every if label not in reached]
+        if any(label in name for label in unused):
+            return False
+        # templates are called after no layer: where some learn nothing, theirs may be among them
+        return not unused or any(key(label) in name for label in reached)
 
     def _in_training(self, members: tuple[int, ...]) -> Tensor:
         """What the ensemble answers when it trains: some methods then give each member inputs of its own."""
@@ -293,7 +331,7 @@ class _Trial:
                 if name in stores.own:
                     self._check_buffer(k, name, stores.own[name][row], tensor)
                 elif self.ensemble.moves and beside:
-                    self._check_buffer(k, name, stores.shared[name], _mean([each[name] for each in networks]))
+                    self._check_buffer(k, name, stores.shared[name], mean([each[name] for each in networks]))
         # the next call starts from what they share
         for k in self.members:
             stores, _ = self.ensemble.buffers_of(k)
@@ -302,10 +340,10 @@ class _Trial:
                     tensor.copy_(stores.shared[name])
 
     def _check_buffer(self, k: int, name: str, found: Tensor, expected: Tensor) -> None:
-        if not _same(found, expected):
+        if not same(found, expected):
             raise ConversionError(
                 f"in {self.mode} mode the buffer {name!r} of member {k} is not what it becomes in the plain network "
-                f"ensemble.member({k}): {_difference(found, expected)}. {_ADVICE}"
+                f"ensemble.member({k}): {difference(found, expected)}. {_ADVICE}"
             )
 
 
@@ -319,14 +357,47 @@ def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
 _ADVICE = "convert(..., check=False) converts it nevertheless."
 
 
-def _plain_values(network: nn.Module) -> list[Any]:
-    """Numbers, words and switches that the modules keep as attributes, such as a count of calls."""
-    return [
-        value
-        for module in network.modules()
-        for value in vars(module).values()
-        if isinstance(value, bool | int | float | str)
-    ]
+def _in_training(error: Exception) -> str:
+    """What went wrong, in words that say what to do where torch's do not."""
+    if "deepcopy protocol" in str(error):
+        return (
+            "it copies a layer in the forward pass (copy.deepcopy), and torch copies no weight that is computed from "
+            "others, as a member's is. Instead of copying the layer, call it with detached weights: "
+            "torch.func.functional_call(layer, {name: p.detach() for name, p in layer.named_parameters()}, x)"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def _plain_values(network: nn.Module) -> dict[str, Any]:
+    """Numbers, words and switches that the modules keep as attributes, such as a count of calls, by path."""
+    found = {}
+    for path, module in network.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, bool | int | float | str):
+                found[f"{path}.{name}".removeprefix(".")] = value
+    return found
+
+
+def _changed_number(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The path of a number that a call changed, if there is one; a count is the same for all members."""
+    for path, value in after.items():
+        if isinstance(value, float) and before.get(path) != value:
+            return path
+    return ""
+
+
+def _set_apart(ensemble: Ensemble) -> None:
+    """Move every member's own tensors a little, each otherwise."""
+    generator = torch.Generator().manual_seed(0)
+    groups = [group for group in ensemble.param_groups(1.0) if group["members"]]
+    for parameter in [each for group in groups for each in group["params"]]:
+        if parameter.ndim == 0 or parameter.numel() == 0:
+            continue
+        between = (1,) * (parameter.ndim - 2)
+        sizes = (len(parameter), *between, parameter.shape[-1])[: parameter.ndim]
+        noise = torch.randn(sizes, generator=generator).to(parameter)
+        scale = parameter.abs().mean().item() or 1.0  # updates start at zero
+        parameter.add_(noise, alpha=NOISE * scale)
 
 
 def _left_behind(before: Mapping[str, Held], after: Mapping[str, Held]) -> str:
@@ -372,52 +443,3 @@ def _seed(module: nn.Module) -> None:
     reseed(0, module)
     random.seed(0)
     np.random.seed(0)
-
-
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-
-def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    """As buffers are merged: floats to their mean, others to the first."""
-    return torch.stack(list(tensors)).mean(0) if tensors[0].is_floating_point() else tensors[0]
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.detach().double()
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference; where both are NaN, or infinite alike, there is none."""
-    left, right = _plain(a), _plain(b)
-    differ = (left != right) & ~(left.isnan() & right.isnan())
-    if not differ.any():
-        return 0.0
-    gaps = (left - right).abs()[differ]
-    return gaps.nan_to_num(nan=torch.inf).max().item()
-
-
-def _scale(tensor: Tensor) -> float:
-    finite = _plain(tensor)
-    finite = finite[finite.isfinite()]
-    return finite.abs().max().item() if finite.numel() else 0.0
-
-
-def _same(a: Tensor, b: Tensor, precision: torch.dtype | None = None) -> bool:
-    """Whether two tensors are equal but for rounding; `precision` is what they were computed in, if not their own."""
-    if a.shape != b.shape:
-        return False
-    if a.dtype == b.dtype and torch.equal(a, b):  # as nearly all are
-        return True
-    tolerance = TOLERANCE.get(b.dtype, LOW_PRECISION) if b.is_floating_point() else 0.0
-    if b.is_floating_point() and precision is not None and precision not in TOLERANCE:
-        tolerance = LOW_PRECISION
-    if b.is_complex():
-        tolerance = TOLERANCE[torch.float32]
-    return _distance(a, b) <= tolerance * max(_scale(b), NOTHING)
-
-
-def _difference(found: Tensor, expected: Tensor) -> str:
-    if found.shape != expected.shape:
-        return f"it has the shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
-    return f"they differ by {_distance(found, expected):.3g}, where the largest is {_scale(expected):.3g}"

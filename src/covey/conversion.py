@@ -81,6 +81,7 @@ def convert(
     trace = bodies[0].trace
     precision = trace.precision if trace else None
     ensemble.checked = checking.check(ensemble, bodies[0].example, check, precision, bodies[0].network)
+    ensemble.checked += _note_on_rewrites(bodies[0])
     return ensemble
 
 
@@ -112,6 +113,16 @@ def _examined(
     networks: list[nn.Module] = list(network) if isinstance(network, Sequence) else [network]
     _check(networks, method)
     return method.for_networks(len(networks)), [examine(net, **options) for net in networks]
+
+
+def _note_on_rewrites(body: Anatomy) -> str:
+    """What differs in training where a network clips or rescales its weights in place."""
+    if not body.rewrites:
+        return ""
+    return (
+        f"; the network changes {', '.join(map(repr, body.rewrites))} in place: members compute with what it becomes, "
+        "and an optimiser goes on from what it was"
+    )
 
 
 def _class_dim(body: Anatomy) -> int | None:

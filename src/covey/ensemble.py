@@ -35,7 +35,7 @@ from covey.networks.leftovers import nothing_left_behind
 from covey.networks.modes import modes_kept
 from covey.networks.statistics import refresh_statistics
 from covey.parameterization import Parameterization, places
-from covey.tensors import dense_gradient
+from covey.tensors import dense_gradient, with_gradient
 from covey.ways import WAYS, Inputs
 
 
@@ -298,6 +298,8 @@ class Ensemble(nn.Module):
         for name in self.records[network].get("rewrites", ()):
             # what the network changes in place is its own for this call
             tensors[name] = tensors[name].clone()
+        for name in self.records[network].get("differentiated", ()):
+            tensors[name] = with_gradient(tensors[name])
         for name in self.sparse(k):
             tensors[name] = dense_gradient(tensors[name])
         given = {place: tensors[name] for place, name in self._slots[network].items()}

@@ -82,6 +82,8 @@ _BODY = Record(
     optional={
         "writes_inputs": Maybe(Truth()),
         "rewrites": Many(Word()),
+        "differentiated": Many(Word()),
+        "own_generator": Truth(),
         "constants": Named(Many(Number(), most=8)),
     },
 )

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from covey.errors import StoreError
 from covey.files import check_stored, draft, machine_memory, settle
-from covey.schema import Named, check, parse_json
+from covey.schema import Many, Named, Word, check, parse_json
 
 # safetensors' names of the dtypes that covey stores
 DTYPES = {
@@ -28,6 +29,9 @@ DTYPES = {
 }  # fmt: skip
 _LONGEST_HEADER = 100_000_000  # which is safetensors' own limit
 _SUFFIX = ".safetensors"
+_PAIRS = (
+    "complex128"  # which safetensors does not know: stored as pairs of real numbers, named in the metadata
+)
 _NAME = re.compile(r".+-([0-9a-f]{16})\.safetensors")
 
 
@@ -43,10 +47,14 @@ def write_tensors(
         about: a record that the file carries, as JSON holds it.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = None if about is None else {"covey": json.dumps(about)}
+    metadata = {} if about is None else {"covey": json.dumps(about)}
+    pairs = [name for name, tensor in plain.items() if tensor.dtype == torch.complex128]
+    if pairs:
+        metadata[_PAIRS] = json.dumps(pairs)
+        plain |= {name: torch.view_as_real(plain[name].resolve_conj()) for name in pairs}
     with draft(folder) as path:
         try:
-            save_file(plain, path, metadata)
+            save_file(plain, path, metadata or None)
         except SafetensorError as error:  # a full disk comes as this
             raise OSError(str(error)) from error
         final = folder / f"{prefix}-{digest(path)[:16]}{_SUFFIX}"
@@ -60,8 +68,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     check_whole(path)
     _check_memory(path, header.bytes)
     with _opened(path) as file:
-        # cloned, because memory that is aligned otherwise gives other last bits
-        return header.about, {name: file.get_tensor(name).clone() for name in header.tensors}
+        return header.about, _all_tensors(file, header)
 
 
 def read_foreign_tensors(path: Path) -> dict[str, Tensor]:
@@ -69,7 +76,17 @@ def read_foreign_tensors(path: Path) -> dict[str, Tensor]:
     header = read_header(path)
     _check_memory(path, header.bytes)
     with _opened(path) as file:
-        return {name: file.get_tensor(name).clone() for name in header.tensors}
+        return _all_tensors(file, header)
+
+
+def _all_tensors(file: Any, header: Header) -> dict[str, Tensor]:
+    """What is in an open file, by name."""
+    found = {}
+    for name, (_, dtype) in header.tensors.items():
+        # cloned, because memory that is aligned otherwise gives other last bits
+        tensor = file.get_tensor(name).clone()
+        found[name] = torch.view_as_complex(tensor) if dtype == _PAIRS else tensor
+    return found
 
 
 @dataclass(frozen=True)
@@ -110,9 +127,21 @@ def read_header(path: Path) -> Header:
             if code not in DTYPES:
                 raise StoreError(f"{path}: the tensor {name!r} has the unknown dtype {code!r}.")
             tensors[name] = [list(part.get_shape()), DTYPES[code]]
+    for name in _pairs(metadata, path):
+        shape, dtype = tensors.get(name, ([], ""))
+        if dtype != "float64" or shape[-1:] != [2]:
+            raise StoreError(f"{path}: the tensor {name!r} is named as one of complex numbers, and is none.")
+        tensors[name] = [shape[:-1], _PAIRS]
     about = parse_json(metadata.get("covey", "{}"), path)
     check(about, Named(), path)
     return Header(tensors, about, path.stat().st_size)
+
+
+def _pairs(metadata: Mapping[str, str], path: Path) -> list[str]:
+    """Names of the tensors that are stored as pairs of real numbers."""
+    names = parse_json(metadata.get(_PAIRS, "[]"), path)
+    check(names, Many(Word()), path)
+    return names
 
 
 def check_size(path: Path) -> None:

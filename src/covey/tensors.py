@@ -84,6 +84,14 @@ def scale_gradient(tensor: Tensor, factor: float) -> Tensor:
     return _ScaledGradient.apply(tensor, factor)
 
 
+def with_gradient(tensor: Tensor) -> Tensor:
+    """A plain tensor of the same values that a gradient can be taken of: of a frozen one too, or with gradients off."""
+    values = tensor.clone()
+    if values.requires_grad or not values.is_floating_point():
+        return values
+    return values.detach().requires_grad_()
+
+
 class _DenseGradient(torch.autograd.Function):
     generate_vmap_rule = True
 

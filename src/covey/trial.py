@@ -61,10 +61,11 @@ def check_members(ensemble: Ensemble) -> None:
         buffers, row = trial.buffers_of(k)
         with torch.no_grad():
             made = {**trial.tensors(k), **buffers.member(row)}
-        for name in trial.records[trial.network_of(k)].get("rewrites", ()):
+        record = trial.records[trial.network_of(k)]
+        for name in (*record.get("rewrites", ()), *record.get("differentiated", ())):
             if name not in made:
                 raise ConversionError(
-                    f"the network is said to change {name!r} in place, which it does not have."
+                    f"the network is said to change or differentiate {name!r}, which it does not have."
                 )
         for name, wanted in listing(trial.skeleton(k)).items():
             if name not in made or list(made[name].shape) != wanted[0]:

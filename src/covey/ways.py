@@ -136,10 +136,13 @@ def _one(ensemble: Ensemble, k: int, given: tuple[tuple, dict[str, Any]]) -> tup
     if ensemble.moves:
         before |= buffers.copies()
     tensors = {**ensemble.working_tensors(k), **before}
-    if ensemble.moves and torch.is_grad_enabled():
-        # rows of one tensor count their changes together: the next member's would spoil this one's backward pass
+    if ensemble.moves:
+        # rows of one tensor count their changes together: the next member's would spoil this one's backward pass;
+        # and a network may give a buffer other memory (`buffer.data = ...`)
         tensors |= {name: before[name].clone() for name, _ in buffers.own.items()}
+    watched = buffers.watched(tensors)
     output = ensemble.call(k, tensors, *given)
+    buffers.check_constants(watched, tensors)
     buffers.write(row, before, tensors)
     return output, {name: tensors[name] for name in buffers.changing}
 
@@ -169,6 +172,11 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     """Call the skeleton once for all members, vectorised over their tensors."""
     if not ensemble.stackable:
         raise ConversionError("members of different shapes cannot be batched; set ensemble.run = 'loop'.")
+    if any(record.get("own_generator") for record in ensemble.records):
+        raise ConversionError(
+            "the network draws random numbers from a generator of its own, and all members at once would draw others "
+            "than each draws alone; set ensemble.run = 'loop' or 'auto'."
+        )
     given = _stacked(ensemble, members, inputs)
     leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
     if inputs.copied:
@@ -177,6 +185,7 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
     if inputs.count is not None:
         mapped = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     moved = {name: given.fixed[name] for name in given.once}
+    store, _ = ensemble.buffers_of(0)
 
     def one(
         _: Tensor,
@@ -191,7 +200,9 @@ def batched(ensemble: Ensemble, members: Sequence[int], inputs: Inputs) -> Tenso
         own_inputs = iter(mapped)
         here = [next(own_inputs) if mapped and isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(here, structure)
+        watched = store.watched(tensors)
         output = ensemble.call(0, tensors, args, kwargs)
+        store.check_constants(watched, tensors)
         for name in moved:
             moved[name] = tensors[name]
         return output, {name: tensors[name] for name in buffers}

@@ -28,6 +28,7 @@ SOURCES = (
     "plain_networks",
     "unusual_networks",
     "habit_networks",
+    "keeping_networks",
     "field_networks",
     "timm_networks",
     "transformers_networks",

@@ -170,8 +170,14 @@ class MIMO(Method):
         ensemble = self.build([body], layout)
         ensemble.run = "loop"
         with torch.no_grad():
-            expected = ensemble.eval()(*args, **kwargs)
-            again = ensemble(*args, members=[0], **kwargs)
+            try:
+                expected = ensemble.eval()(*args, **kwargs)
+                again = ensemble(*args, members=[0], **kwargs)
+            except Exception as error:
+                raise ConversionError(
+                    "the network runs on the example by itself but not as an ensemble: "
+                    f"{type(error).__name__}: {error}. Take another method, such as BatchEnsemble or MultiHead."
+                ) from error
             with _refusing():
                 found = ensemble(*many_args, per_member=True, **many_kwargs)
         is_random = bool(_difference(again, expected[:1]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +16,8 @@ from covey.networks.constants import Print, drop_caches, kept_tensors, prints
 from covey.networks.copies import copied, duplicate
 from covey.networks.held import held
 from covey.networks.layers import Axes, Where, axes, canonical, origin_of, owner_of, select, ties
-from covey.networks.refusals import check_keywords, share_memory
-from covey.networks.trace import Trace, trace
+from covey.networks.refusals import check_keywords, has_memory, share_memory, sharing
+from covey.networks.trace import Trace, trace, used_by
 from covey.seeds import random_state_kept
 
 
@@ -38,6 +39,8 @@ class Anatomy:
         random: whether a forward pass in train mode draws random numbers; None if that was not tried.
         writes_inputs: whether a forward pass changes its input in place; None if that was not tried.
         rewrites: names of the parameters that a forward pass changes in place, as some networks rescale themselves.
+        differentiated: names of the parameters that a forward pass takes a gradient of, as meta-learners do.
+        own_generator: whether a forward pass draws from a generator of its own.
         moves_in_eval: whether a forward pass changes buffers in eval mode too, as observers of ranges do.
         constants: prints of tensors that the network keeps in Python and reads, by path (see `constants`).
     """
@@ -53,6 +56,8 @@ class Anatomy:
     random: bool | None = None
     writes_inputs: bool | None = None
     rewrites: tuple[str, ...] = ()
+    differentiated: tuple[str, ...] = ()
+    own_generator: bool = False
     moves_in_eval: bool = False
     constants: Mapping[str, Print] = field(default_factory=dict)
 
@@ -66,6 +71,8 @@ class Anatomy:
             "state": sorted(self.state),
             "writes_inputs": self.writes_inputs,
             "rewrites": list(self.rewrites),
+            "differentiated": list(self.differentiated),
+            "own_generator": self.own_generator,
             "moves_in_eval": self.moves_in_eval,
             "constants": dict(self.constants),
             "zoo": origin_of(self.network),
@@ -101,14 +108,16 @@ class Anatomy:
 
         Those are the constants, and the state of layers that come before any tensor of the members' own.
         """
-        buffers = [name for name, _ in self.network.named_buffers()]
+        buffers = dict(self.network.named_buffers())
         if self.trace is None:
             return tuple(name for name in buffers if name not in self.state)
         behind = self.trace.touched(own)
         # what this pass did not come by (one of two norms, a block that is left out by chance) may be behind as well
         unknown = self.state - self.trace.met()
         owners = {owner_of(name) for name in (self.state & behind) | unknown}
-        return tuple(name for name in buffers if name not in self.state or owner_of(name) not in owners)
+        # who keeps some numbers from call to call may write others now and then, as codes that restart
+        kept = {name for name, tensor in buffers.items() if name in self.state or tensor.is_floating_point()}
+        return tuple(name for name in buffers if name not in kept or owner_of(name) not in owners)
 
 
 def examine(
@@ -129,6 +138,7 @@ def examine(
         stem: the first layer's, likewise.
     """
     private = _copy(network)
+    _check_modes(private)
     facts: dict[str, Any] = {"state": _usual_state(private)}
     if example is not None:
         given: Arguments = tree_map(_copied, arguments(example))  # a network that a method runs may change it
@@ -136,6 +146,7 @@ def examine(
         traces, state, moves_in_eval = _probe(private, *given, output)
         if drop_caches(private, _constants(traces), given):
             traces, state, moves_in_eval = _probe(private, *given, output)
+        _check_apart(private, state)
         _check_constants(network, _constants(traces))
         trace = traces[0]
         facts = {
@@ -143,6 +154,8 @@ def examine(
             "trace": trace,
             "state": state,
             "rewrites": _rewritten(private, traces),
+            "differentiated": tuple(sorted(set().union(*(traced.differentiated for traced in traces)))),
+            "own_generator": any(traced.own_generator for traced in traces),
             "moves_in_eval": moves_in_eval,
             "constants": prints(private, _constants(traces)),
             "head": _whole_layers(private, trace.head()),
@@ -168,6 +181,8 @@ def recalled(network: nn.Module, record: Mapping[str, Any], output: Output) -> A
         given=record["tensors"],
         writes_inputs=record.get("writes_inputs"),
         rewrites=tuple(record.get("rewrites", ())),
+        differentiated=tuple(record.get("differentiated", ())),
+        own_generator=record.get("own_generator", False),
         moves_in_eval=record.get("moves_in_eval", False),
         constants=record.get("constants", {}),
     )
@@ -186,6 +201,22 @@ def _copy(network: nn.Module) -> nn.Module:
         raise ConversionError(
             f"the network cannot be copied (copy.deepcopy): {type(error).__name__}: {error}"
         ) from error
+
+
+def _check_modes(network: nn.Module) -> None:
+    """Refuse a network that computes with its tensors when its mode changes: hollow ones hold none at that time."""
+    changing = [path for path, module in network.named_modules() if type(module).train is not nn.Module.train]
+    if not changing:
+        return
+    twin = duplicate(network)
+    for mode in (True, False, True):
+        for name in sorted(used_by(twin, functools.partial(twin.train, mode))):
+            raise ConversionError(
+                f"train() of {changing[0] or 'the network'!r} computes with {name!r}, as layers do that merge an "
+                "update into their weight, or fold a norm, when they are put into eval mode. An ensemble's members "
+                "have their weights only while they run. Compute it in the forward pass, or turn it off "
+                "(merge_weights=False) and merge what ensemble.member(k) gives."
+            )
 
 
 def _probe(
@@ -223,7 +254,7 @@ def _run_of_a_copy(
 ) -> tuple[Trace, set[str]]:
     """What a copy did, and the buffers that moved. The copy is gone when this returns: it may be large."""
     twin = duplicate(network).train(mode)
-    before = dict(twin.named_buffers())
+    before = {name: (tensor, _address(tensor)) for name, tensor in twin.named_buffers()}
     unregistered = _unregistered(twin)
     own_args, own_kwargs = tree_map(_copied, (args, kwargs))
     with random_state_kept(twin):
@@ -233,13 +264,34 @@ def _run_of_a_copy(
     _check_nothing_hidden(unregistered)
     # state is what is written to, whether or not its value came out different this time
     after = dict(twin.named_buffers())
-    moved = {name for name, tensor in after.items() if before.get(name) is not tensor}
-    return traced, moved | (traced.written & after.keys())
+    moved = {name for name in traced.written if name in after}
+    for name, tensor in after.items():
+        old, address = before.get(name, (None, 0))
+        # `buffer.data = ...` leaves the buffer and gives it other memory
+        if old is not tensor or address != _address(tensor):
+            moved.add(name)
+    return traced, moved
+
+
+def _address(tensor: Tensor) -> int:
+    """Where a tensor's memory is, if it has some."""
+    return tensor.data_ptr() if has_memory(tensor) else 0
 
 
 def _constants(traces: Iterable[Trace]) -> list[str]:
     """Paths of tensors that the network keeps in Python and its answer depends on, in some mode."""
     return sorted(set().union(*(traced.constants() for traced in traces)))
+
+
+def _check_apart(network: nn.Module, state: Collection[str]) -> None:
+    """Refuse buffers that change and are one memory: a member's are tensors of their own, and would come apart."""
+    for name, other in sharing(network.named_buffers()):
+        if name in state or other in state:
+            raise ConversionError(
+                f"the buffers {name!r} and {other!r} share memory, and the network changes it, so that one follows the "
+                "other. Members' buffers are tensors of their own and would not. Keep one of them, and take the other "
+                "from it in the forward pass or by a property."
+            )
 
 
 def _check_constants(network: nn.Module, paths: Iterable[str]) -> None:

@@ -38,7 +38,8 @@ def nothing_left_behind(
 
     Args:
         networks: whose modules.
-        keep_plain: whether at the end plain values of modules that were left no tensor stay as they are.
+        keep_plain: whether at the end plain values of modules that were left no tensor stay as they are; never where
+            the block raises.
 
     >>> class Caches(nn.Module):
     ...     def forward(self, x):
@@ -72,8 +73,11 @@ def nothing_left_behind(
 
     try:
         yield lambda: restore(False)
-    finally:
-        restore(keep_plain)
+    except BaseException:
+        # a call that failed was none: it may be made again in another way, and must not be counted twice
+        restore(False)
+        raise
+    restore(keep_plain)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -158,16 +158,10 @@ def _check_tensors(network: nn.Module) -> None:
 
 def _check_memory(network: nn.Module) -> None:
     """Two tensors in one memory change together in the network, and would be two in its members."""
-    named = {
-        name: tensor
-        for name, tensor in [*network.named_parameters(), *network.named_buffers()]
-        if _has_memory(tensor)
-    }
     learnt = {name for name, _ in network.named_parameters()}
-    in_order = sorted(named, key=lambda name: named[name].data_ptr())
-    for one, other in itertools.pairwise(in_order):
+    for one, other in sharing([*network.named_parameters(), *network.named_buffers()]):
         # constants may well share theirs, as the rows of one table do
-        if (one in learnt or other in learnt) and share_memory(named[one], named[other]):
+        if one in learnt or other in learnt:
             raise ConversionError(
                 f"{one!r} and {other!r} share memory, so training one changes the other, and torch has them as two "
                 "tensors. Members' are made one by one and would no longer be tied. Use one parameter in both places "
@@ -175,9 +169,18 @@ def _check_memory(network: nn.Module) -> None:
             )
 
 
+def sharing(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
+    """Names of tensors that are neighbours in memory and have numbers in common, in pairs."""
+    named = {name: tensor for name, tensor in tensors if has_memory(tensor)}
+    in_order = sorted(named, key=lambda name: named[name].data_ptr())
+    for one, other in itertools.pairwise(in_order):
+        if share_memory(named[one], named[other]):
+            yield one, other
+
+
 def share_memory(one: Tensor, other: Tensor) -> bool:
     """Whether a number of one tensor is a number of the other."""
-    if not (_has_memory(one) and _has_memory(other)):
+    if not (has_memory(one) and has_memory(other)):
         return False
     (start, end), (other_start, other_end) = _reach(one), _reach(other)
     if start >= other_end or other_start >= end:
@@ -186,7 +189,8 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     return bool(torch.isin(_addresses(one), _addresses(other)).any())
 
 
-def _has_memory(tensor: Tensor) -> bool:
+def has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers of its own or another's."""
     return tensor.device.type != "meta" and tensor.layout == torch.strided and tensor.numel() > 0
 
 

@@ -4,6 +4,7 @@ A `Trace` is the list of operations that one call of the network ran, each with 
 wrote. Parameters, buffers and inputs are named values. Everything covey wants to know about a network's
 wiring is a walk over that list: which layer answers (the head), which one sees the input first (the
 stem), what is computed before any member tensor is used (the prefix), and whether anything is random.
+Values that go on in Python or numpy are lost sight of there; what comes back later may hold any of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -33,6 +35,9 @@ _SHAPES = (
     "new_full",
     "new_empty",
 )
+_FROM_PYTHON = "from Python"
+# Functions that hand a tensor's values to Python; `item` and the like are operations.
+_TO_PYTHON = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__}
 _ONCE = "embedding_renorm"  # changes a weight in place, and nothing when it is done again
 
 
@@ -41,7 +46,8 @@ class _Op:
     name: str
     reads: frozenset[int]
     writes: tuple[int, ...]
-    random: bool
+    random: bool = False
+    leaves: bool = False  # whether values went on in Python, which may compute or decide by them
 
 
 @dataclass
@@ -59,6 +65,8 @@ class Trace:
         writes_inputs: whether an input was changed in place.
         kept: values of tensors that the network keeps in Python, each with the path to it.
         precision: the coarsest floating-point type that anything was computed in, if anything was.
+        differentiated: names of those that a gradient was taken of on the way.
+        own_generator: whether random numbers came from another generator than torch's own.
     """
 
     ops: list[_Op] = field(default_factory=list)
@@ -71,6 +79,8 @@ class Trace:
     writes_inputs: bool = False
     kept: dict[int, str] = field(default_factory=dict)
     precision: torch.dtype | None = None
+    differentiated: set[str] = field(default_factory=set)
+    own_generator: bool = False
 
     @property
     def random(self) -> bool:
@@ -161,8 +171,10 @@ class Trace:
         tainted = {value for value, name in self.names.items() if name in chosen}
         met: set[str] = set()
         weights = self._weights()
+        left = False  # a value that depends on them went on in Python, and may be in everything from here on
         for op in self.ops:
-            if op.reads & tainted or (random and op.random):
+            if left or op.reads & tainted or (random and op.random):
+                left |= op.leaves
                 tainted.update(op.writes)
                 for value in op.reads:
                     met |= weights.get(value, set())
@@ -212,7 +224,26 @@ class _Recorder(TorchDispatchMode):
         self._value: dict[int, int] = {}
         self._alive: list[Tensor] = []  # an id is only unique while its tensor lives
         self._sharing: dict[int, list[Tensor]] = {}
+        self._left: set[int] = set()  # values that went on in Python
         self._count = 0
+
+    def leave(self, tensor: Tensor) -> None:
+        """Note that a tensor's values go on in Python."""
+        reads = frozenset({self.value(tensor)})
+        self._left |= reads
+        self.trace.ops.append(_Op("to Python", reads, (), leaves=True))
+
+    def differentiate(self, inputs: Any) -> None:
+        """Note that a gradient is taken of these."""
+        for leaf in tree_leaves(inputs):
+            value = self._value.get(id(leaf))
+            if value in self.trace.names:
+                self.trace.differentiated.add(self.trace.names[value])
+
+    def _note_new(self, tensor: Tensor) -> None:
+        """Note a tensor that no operation made, and so may be made of values that went on in Python."""
+        if self._left and id(tensor) not in self._value:
+            self.trace.ops.append(_Op(_FROM_PYTHON, frozenset(self._left), (self.value(tensor),)))
 
     def value(self, tensor: Tensor) -> int:
         if id(tensor) not in self._value:
@@ -250,14 +281,20 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        for tensor in given:
+            self._note_new(tensor)
         reads = frozenset(self.value(tensor) for tensor in given)
         out, random = _watched(func, args, kwargs, given)
+        leaves = isinstance(out, bool | int | float | complex)
+        if leaves:
+            self._left |= reads
         mutated = _mutated(func, args, kwargs)
         changed = {id(t) for t in mutated}
         written = [self._overwrite(t, str(func)) for t in mutated]
         written += [self.value(t) for t in tree_leaves(out) if isinstance(t, Tensor) and id(t) not in changed]
-        self.trace.ops.append(_Op(str(func), reads, tuple(written), random))
+        self.trace.ops.append(_Op(str(func), reads, tuple(written), random, leaves))
         self._note_precision(out)
+        self.trace.own_generator |= kwargs.get("generator") is not None
         return out
 
     def _note_precision(self, out: Any) -> None:
@@ -266,6 +303,23 @@ class _Recorder(TorchDispatchMode):
                 known = self.trace.precision
                 if known is None or torch.finfo(leaf.dtype).eps > torch.finfo(known).eps:
                     self.trace.precision = leaf.dtype
+
+
+class _Beside(TorchFunctionMode):
+    """Tells the recorder of what is no operation: values go to Python, gradients are taken."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _TO_PYTHON:
+            self.recorder.leave(args[0])
+        elif func is torch.autograd.grad:
+            self.recorder.differentiate((args[1:2], (kwargs or {}).get("inputs")))
+        return func(*args, **(kwargs or {}))
 
 
 def _watched(func: Any, args: tuple, kwargs: dict[str, Any], given: list[Tensor]) -> tuple[Any, bool]:
@@ -307,15 +361,29 @@ def trace(
     Buffers may change as in any forward pass: give a copy of the network.
     """
     result = Trace()
-    recorder = _Recorder(result)
-    result.learnt = {name for name, _ in network.named_parameters()}
-    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
-        result.names[recorder.value(tensor)] = name
+    recorder = _recorder_of(network, result)
     for path, found in kept_tensors(network).items():
         assert isinstance(found.value, Tensor)
         result.kept[recorder.value(found.value)] = path
     result.inputs = {recorder.value(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), _Beside(recorder), recorder:
         out = select(network(*args, **kwargs))
         result.outputs = {recorder.value(out)}
     return result
+
+
+def used_by(network: nn.Module, function: Callable[[], Any]) -> set[str]:
+    """Names of the network's parameters and buffers that a function computes with, or changes."""
+    result = Trace()
+    with torch.no_grad(), _recorder_of(network, result):
+        function()
+    return result.met() | result.written
+
+
+def _recorder_of(network: nn.Module, result: Trace) -> _Recorder:
+    """One that knows the network's parameters and buffers."""
+    recorder = _Recorder(result)
+    result.learnt = {name for name, _ in network.named_parameters()}
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        result.names[recorder.value(tensor)] = name
+    return recorder

@@ -234,8 +234,8 @@ class RankOneWeight(ActingWeight):
         return weight * outer(weight, self.r, self.s, self.axes.groups)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Without making the weight, or keeping it."""
-        if self._is_foreign(x):
+        """Without making the weight, or keeping it; the layer's own backward pass is that of real numbers."""
+        if self._is_foreign(x) or self.weight.is_complex():
             return F.linear(x, self.dense(), bias)
         return self._apply(Layer(), x, bias)
 
@@ -248,7 +248,7 @@ class RankOneWeight(ActingWeight):
     def convolution(self, layer: Layer, x: Tensor, bias: Tensor | None = None) -> Any:
         """Likewise."""
         alone_or_anothers = x.ndim != self.weight.ndim or layer.groups != self.axes.groups
-        if alone_or_anothers or self._is_foreign(x):
+        if alone_or_anothers or self._is_foreign(x) or self.weight.is_complex():
             return NotImplemented
         return self._apply(layer, x, bias)
 

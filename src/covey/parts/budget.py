@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from covey.errors import ConversionError, OptionError
@@ -78,7 +80,17 @@ def _matrices(body: Anatomy, where: Where, method: str, idle: Collection[str]) -
     for name, how in body.matrices(where).items():
         if name not in left_out and how.inputs is not None:
             found[name] = how
-    return found
+    return _of_one_kind(body, found)
+
+
+def _of_one_kind(body: Anatomy, layers: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Those in the type that most numbers are in, since a bank has one: complex and real weights need two."""
+    sizes: Counter[torch.dtype] = Counter()
+    for name in layers:
+        weight = body.network.get_parameter(name)
+        sizes[weight.dtype] += weight.numel()
+    kind = max(sizes, key=sizes.__getitem__, default=None)
+    return {name: how for name, how in layers.items() if body.network.get_parameter(name).dtype == kind}
 
 
 def _is_kernel(body: Anatomy, name: str) -> bool:

@@ -168,8 +168,8 @@ class LowRankWeight(ActingWeight):
         return updated(self.weight, self.a, self.b, self.r, self.s, self.scaling, self.axes)
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x W^T + (x A^T) B^T."""
-        if self.axes.inputs_first or x.ndim < 2:
+        """x W^T + (x A^T) B^T; the layer's own backward pass is that of real numbers."""
+        if self.axes.inputs_first or x.ndim < 2 or self.weight.is_complex():
             return F.linear(x, self.dense(), bias)
         rows = x.flatten(0, -2)  # products of two tables, where torch may take one for each of the batch
         a, given = _scaled(self.a, self.r, 1, self._dropped(rows), -1)

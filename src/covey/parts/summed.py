@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.parts.acting import as_it_was, mapped, remembered
+from covey.tensors import scale_gradient
 
 
 class Readable(Protocol):
@@ -137,4 +138,6 @@ def mixed(bank: Readable, sums: Sums, theta: Tensor, mix: Tensor, piece: Any, ga
     """
     if not (torch.is_grad_enabled() and theta.requires_grad):
         return mix @ bank.read(theta, piece)
+    if theta.is_complex():  # the backward pass above is that of real numbers
+        return mix @ bank.read(scale_gradient(theta, gamma), piece)
     return _Mixed.apply(mix, theta, sums.anchor(theta), bank, sums, piece, gamma)

@@ -101,3 +101,13 @@ def _loss(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[
         return [each]
     facts.recorder.sum_over(*each)
     return [()]
+
+
+@rule("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+def _loss_of_classes(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """One number for each sample, or for all, and the weight of all; classes are counted, so they are no width."""
+    outputs = sizes_of(args[0])
+    axis = 1 if len(outputs) > 1 else 0
+    if made[0].dim():
+        return [outputs[:axis] + outputs[axis + 1 :], ()]
+    return [(), ()]
