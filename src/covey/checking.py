@@ -142,6 +142,8 @@ class _Trial:
         except Exception as error:  # as BatchNorm on one sample
             return f"the network does not run on the example in {self.mode} mode ({type(error).__name__})"
         if not _same(once, repeated):
+            if mode:
+                self._check_training()
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
         counts |= not _same(once, again)
@@ -255,7 +257,7 @@ class _Trial:
                 except Exception as error:
                     raise ConversionError(
                         f"in train mode the network's backward pass runs by itself but not as an ensemble: "
-                        f"{type(error).__name__}: {error}. {_ADVICE}"
+                        f"{type(error).__name__}: {error}. {_runs_again(error)}{_ADVICE}"
                     ) from error
                 unused = [key(name) for name, _ in network.named_parameters() if name not in reached]
                 missed = {name for name in missed if not any(label in name for label in unused)}
@@ -307,6 +309,16 @@ class _Trial:
                 f"in {self.mode} mode the buffer {name!r} of member {k} is not what it becomes in the plain network "
                 f"ensemble.member({k}): {_difference(found, expected)}. {_ADVICE}"
             )
+
+
+def _runs_again(error: Exception) -> str:
+    """What makes a backward pass meet a network without tensors: members have theirs only while they run."""
+    if "meta" not in str(error):
+        return ""
+    return (
+        "The network probably runs layers a second time in the backward pass, as reversible ones do in a function of "
+        "their own; use torch.utils.checkpoint for that, or keep what the layers computed. "
+    )
 
 
 def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
