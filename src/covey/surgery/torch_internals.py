@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.modules.dropout import _DropoutNd
     from torch.nn.modules.instancenorm import _InstanceNorm
 
-Run = Callable[[], Any]
+Run = Callable[..., Any]
 Observe = Callable[[str, tuple, dict[str, Any], Run], Any]
 
 
@@ -77,6 +77,13 @@ def needs_values(problem: BaseException) -> bool:
     return isinstance(problem, kinds)
 
 
+def grouped_products() -> list[Callable]:
+    """Functions that multiply each group of rows by a matrix of its own, under the names that this PyTorch has."""
+    names = [(torch.nn.functional, "grouped_mm"), (torch, "_grouped_mm")]
+    found = [getattr(place, name, None) for place, name in names]
+    return [function for function in found if function is not None]
+
+
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """A context in which nn.MultiheadAttention and encoder layers run their Python code, not one fused kernel."""
@@ -94,7 +101,7 @@ def watch_operators(observe: Observe) -> AbstractContextManager[Any]:
 
     Args:
         observe: called with the operator's name ("aten.mm"), its arguments by position and by keyword, and a
-            function that runs it; what it returns is the operator's result.
+            function that runs it, on other arguments if it is given some; what it returns is the operator's result.
     """
     with _hook("torch.utils._python_dispatch.TorchDispatchMode", "see every operation that is run"):
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,8 +116,8 @@ def watch_operators(observe: Observe) -> AbstractContextManager[Any]:
         ) -> Any:
             named = kwargs or {}
 
-            def run() -> Any:
-                return func(*args, **named)
+            def run(*others: Any) -> Any:
+                return func(*(others or args), **named)
 
             return observe(str(func.overloadpacket), args, named, run)
 
