@@ -165,3 +165,24 @@ def test_a_width_of_two_factors_is_scaled_once() -> None:
     small = narrow(net, 0.5, torch.randn(7, 6)).network
     assert small[0].lin.weight.shape == (8, 6)
     assert small[2].lin.weight.shape == (8, 8)
+
+
+class Pictures(nn.Module):
+    """Two sizes of pictures, and a width that is as large as one of them by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = [12, 8]
+        self.first, self.head = nn.Conv2d(3, 8, 4, stride=4), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for size in self.sizes:
+            if x.shape[-1] != size:
+                x = F.interpolate(x, size=(size, size))
+        return self.head(self.first(x).mean((2, 3)))
+
+
+def test_an_attribute_that_is_compared_with_the_input_stays() -> None:
+    small = narrow(Pictures(), 0.5, torch.randn(2, 3, 12, 12)).network
+    assert small.sizes == [12, 8]
+    assert small.first.weight.shape == (4, 3, 4, 4)

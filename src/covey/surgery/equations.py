@@ -273,20 +273,32 @@ def _tie_compared(found: Probe, system: System) -> None:
 
     `if self.inputs != self.outputs:` takes the other branch if one of the two is scaled and the other is not.
     """
-    compared = found.recorder.unequal & system.attributes
+    widths: Symbols = set()
+    for expr in found.recorder.widths if found.recorder.unequal else ():
+        widths |= system.resolve(expr).free_symbols - system.data
+    compared: Symbols = set()
+    for one, other in found.recorder.unequal:
+        if one in system.attributes and system.resolve(other).free_symbols & widths:
+            compared.add(one)
     if not compared:
         return
+    compared -= _symbols_in_use(found, system)
+    for (path, _), held in found.attributes.items():
+        for size in as_tuple(held):
+            symbol = formula_of(size)
+            axis = _first_axis(found, path, int(size)) if symbol in compared else None
+            if axis is not None:
+                system.solved[symbol] = system.resolve(axis)
+
+
+def _symbols_in_use(found: Probe, system: System) -> Symbols:
+    """Symbols of which something else is known than what they differ from."""
     used: Symbols = set()
     for equation in found.recorder.equations:
         used |= equation.left.free_symbols | equation.right.free_symbols
     for size, divisor in system.multiples:
         used |= size.free_symbols | divisor.free_symbols
-    for (path, _), held in found.attributes.items():
-        for size in as_tuple(held):
-            symbol = formula_of(size)
-            axis = _first_axis(found, path, int(size)) if symbol in compared - used else None
-            if axis is not None:
-                system.solved[symbol] = system.resolve(axis)
+    return used
 
 
 def _first_axis(found: Probe, path: str, size: int) -> Expr | None:
