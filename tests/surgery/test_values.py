@@ -71,6 +71,8 @@ RUNS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a factor": lambda net, h: torch.cholesky_solve(h, torch.linalg.cholesky(_gram(h))),
     "vectors of channels": lambda net, h: h @ torch.linalg.eigh(h.T @ h)[1],
     "a determinant of weights": _determinant,
+    "an identity": lambda net, h: h @ (torch.eye(h.shape[1]) + net.inner.weight),
+    "a diagonal": lambda net, h: (h[:, None] @ torch.diag_embed(h)).squeeze(1),
     "a mean without gaps": lambda net, h: h.nanmean(0, keepdim=True) + h,
 }
 
@@ -117,6 +119,42 @@ def test_groups_of_rows_are_multiplied_by_a_matrix_each() -> None:
     small = narrow(Own(run, **parts), 0.5, torch.randn(*ROWS)).network
     assert small.up.shape == (3, 8, 16)
     assert small.down.shape == (3, 8, 16)
+
+
+class Stepping(nn.Module):
+    """Gets its state as an input, and so keeps its width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cell, self.last = nn.Linear(6, 64), nn.LSTMCell(64, 4), nn.LSTM(64, 4)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        x = self.first(x)
+        step, _ = self.cell(x, (h, c))
+        steps, _ = self.last(x[None], (h[None], c[None]))
+        return self.head(torch.cat([step, steps[0]], 1))
+
+
+def test_a_state_that_is_given_keeps_its_width() -> None:
+    state = torch.zeros(4, 4)
+    small = narrow(Stepping(), 0.5, (torch.randn(*ROWS), state, state), tolerance=math.inf).network
+    assert small.cell.weight_ih.shape == (16, 32)
+    assert small.last.weight_ih_l0.shape == (16, 32)
+
+
+def test_what_was_pooled_goes_back_to_its_place() -> None:
+    class Unpooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, places = F.max_pool2d(self.first(x), 2, return_indices=True)
+            return self.head(F.max_unpool2d(h, places, 2))
+
+    small = narrow(Unpooled(), 0.5, torch.randn(2, 3, 8, 8)).network
+    assert small.first.weight.shape == (8, 3, 3, 3)
 
 
 # --- sizes that tell each other apart ------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""Operators of linear algebra: systems of equations, inverses and decompositions of square matrices."""
+"""Operators of linear algebra: diagonals, systems of equations, inverses and decompositions of square matrices."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from covey.surgery.operators.facts import Facts, Named, rule
+from covey.surgery.operators.facts import Facts, Named, fresh, rule
 from covey.surgery.sizes import Sizes, sizes_of
 
 
@@ -14,6 +14,22 @@ def _square(facts: Facts, matrix: Tensor) -> Sizes:
     facts.recorder.equate(sizes[-2], sizes[-1])
     facts.recorder.sum_over(sizes[-1])
     return sizes
+
+
+@rule("aten.eye")
+def _identity(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """The network's code gives one number for both axes."""
+    sizes = fresh(facts, made[0])
+    return [(sizes[0], sizes[0])] if made[0].shape[0] == made[0].shape[1] else [sizes]
+
+
+@rule("aten.diag_embed")
+def _diagonal(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """Vectors as diagonals of matrices, which are the last axes."""
+    sizes = sizes_of(args[0])
+    if made[0].shape != (*sizes, sizes[-1]):
+        raise NotImplementedError("covey knows diag_embed without an offset and for the last axes only")
+    return [(*sizes, sizes[-1])]
 
 
 @rule("aten.linalg_inv_ex", "aten.linalg_cholesky_ex")
