@@ -91,6 +91,20 @@ def test_it_narrows(name: str) -> None:
     assert small(x).shape == made(name)(x).shape
 
 
+def _drawn(net: Any, h: Tensor) -> Tensor:
+    mean, scale = net.inner(h), F.softplus(net.inner(h)) + 0.1
+    spread = torch.distributions.Independent(torch.distributions.Normal(mean, scale), 1)
+    return spread.mean + spread.log_prob(mean)[:, None]
+
+
+def test_distributions_are_followed_and_checked_again_afterwards() -> None:
+    """They look at their parameters' values, which a run on sizes alone does not have."""
+    small = narrow(Own(_drawn, inner=nn.Linear(16, 16)), 0.5, torch.randn(*ROWS)).network
+    assert small.inner.weight.shape == (8, 8)
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(0.0, -1.0)
+
+
 def test_a_mask_of_channels_keeps_them() -> None:
     """Channels have no order that a mask could follow, so a narrow network would choose others."""
     net = Own(lambda net, h: h[:, net.mask])

@@ -96,6 +96,19 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """A context in which distributions take their parameters as they are: there are no values to check."""
+    with _hook("torch.distributions.Distribution._validate_args", "run distributions on sizes alone"):
+        kind = torch.distributions.Distribution
+        was_checked = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(was_checked)
+
+
 def watch_operators(observe: Observe) -> AbstractContextManager[Any]:
     """A context in which every operator that PyTorch runs goes through `observe`.
 
