@@ -303,6 +303,15 @@ class NeverTheSame(nn.Module):
         return self.out(h)
 
 
+def test_a_gradient_that_comes_of_a_pass_inside_the_backward_pass_is_missed() -> None:
+    """Weights that stay as they are have tensors in the backward pass too; what is added to them is not there."""
+    method = covey.LowRank(members=2, rank=1, where=("inner",))
+    with pytest.raises(
+        ConversionError, match=r"'parts.low_rank.a.inner/weight' of the ensemble gets no gradient"
+    ):
+        covey.convert(NeverTheSame(), method, example=torch.randn(5, 4))
+
+
 def test_training_is_tried_where_answers_cannot_be_compared() -> None:
     x = torch.randn(5, 4)
     with pytest.raises(ConversionError, match="backward pass runs by itself but not.*a second time"):

@@ -322,10 +322,13 @@ def _runs_again(error: Exception) -> str:
 
 
 def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
-    """Names of the parameters that a gradient of the outputs reaches."""
+    """Names of the parameters that a backward pass of the outputs reaches, or a pass that a function makes inside it."""
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(outputs.abs().square().sum(), [*named.values()], allow_unused=True)
-    return {name for name, gradient in zip(named, found, strict=True) if gradient is not None}
+    module.zero_grad()
+    outputs.abs().square().sum().backward()
+    found = {name for name, parameter in named.items() if parameter.grad is not None}
+    module.zero_grad()
+    return found
 
 
 _ADVICE = "convert(..., check=False) converts it nevertheless."
