@@ -29,6 +29,7 @@ SOURCES = (
     "unusual_networks",
     "habit_networks",
     "field_networks",
+    "research_networks",
     "timm_networks",
     "transformers_networks",
 )
