@@ -322,7 +322,7 @@ def _runs_again(error: Exception) -> str:
 
 
 def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
-    """Names of the parameters that a backward pass of the outputs reaches, or a pass that a function makes inside it."""
+    """Names of the parameters that a backward pass reaches, or a pass that a function makes inside it."""
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     module.zero_grad()
     outputs.abs().square().sum().backward()

@@ -195,6 +195,12 @@ def test_an_attribute_that_is_only_compared_is_scaled() -> None:
     assert small(torch.randn(*ROWS)).shape == (4, 5)
 
 
+def test_sizes_that_are_told_apart_do_not_become_the_same() -> None:
+    net = nn.Sequential(nn.Linear(6, 15), Stage(15, 16), nn.Linear(16, 5))
+    with pytest.raises(ConversionError, match=r"'1.inputs' is 15, which.*tells apart.*both would be 8"):
+        narrow(net, 0.5, torch.randn(*ROWS))
+
+
 class Edges(nn.Module):
     """Attention over edges with parts that are not called heads."""
 

@@ -37,6 +37,7 @@ class System:
         groups: other counts (kept).
         attributes: symbols of modules' attributes.
         widths: free symbols that belong to a weight and are summed over.
+        apart: pairs that the network's code must find to differ.
         wished: the system without cuts and numbers in the network's code, which keep widths from scaling.
     """
 
@@ -49,6 +50,7 @@ class System:
     groups: Symbols = field(default_factory=set)
     attributes: Symbols = field(default_factory=set)
     widths: Symbols = field(default_factory=set)
+    apart: list[tuple[Symbol, Expr]] = field(default_factory=list)
     wished: System | None = None
 
     def resolve(self, expr: Expr) -> Expr:
@@ -276,10 +278,11 @@ def _tie_compared(found: Probe, system: System) -> None:
     widths: Symbols = set()
     for expr in found.recorder.widths if found.recorder.unequal else ():
         widths |= system.resolve(expr).free_symbols - system.data
-    compared: Symbols = set()
+    pairs = []
     for one, other in found.recorder.unequal:
         if one in system.attributes and system.resolve(other).free_symbols & widths:
-            compared.add(one)
+            pairs.append((one, other))
+    compared = {one for one, _ in pairs}
     if not compared:
         return
     compared -= _symbols_in_use(found, system)
@@ -289,6 +292,7 @@ def _tie_compared(found: Probe, system: System) -> None:
             axis = _first_axis(found, path, int(size)) if symbol in compared else None
             if axis is not None:
                 system.solved[symbol] = system.resolve(axis)
+    system.apart = [(one, other) for one, other in pairs if one in compared and one in system.solved]
 
 
 def _symbols_in_use(found: Probe, system: System) -> Symbols:
