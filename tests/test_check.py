@@ -271,6 +271,53 @@ def test_a_network_that_cannot_be_trained_as_an_ensemble_is_refused() -> None:
         covey.convert(CopiesItself(), covey.DeepEnsemble(members=2), example=x)
 
 
+class Again(torch.autograd.Function):
+    """Runs a layer again in the backward pass instead of keeping what it computed, as reversible networks do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            ctx.layer(x).backward(gradient)
+        return x.grad, None
+
+
+class NeverTheSame(nn.Module):
+    """Draws by a seed that nobody can set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = Again.apply(self.first(x), self.inner)
+        if self.training:
+            torch.seed()
+            h = h + 0.1 * torch.randn_like(h)
+        return self.out(h)
+
+
+def test_a_gradient_that_comes_of_a_pass_inside_the_backward_pass_is_missed() -> None:
+    """Weights that stay as they are have tensors in the backward pass too; what is added to them is not there."""
+    method = covey.LowRank(members=2, rank=1, where=("inner",))
+    with pytest.raises(
+        ConversionError, match=r"'parts.low_rank.a.inner/weight' of the ensemble gets no gradient"
+    ):
+        covey.convert(NeverTheSame(), method, example=torch.randn(5, 4))
+
+
+def test_training_is_tried_where_answers_cannot_be_compared() -> None:
+    x = torch.randn(5, 4)
+    with pytest.raises(ConversionError, match="backward pass runs by itself but not.*a second time"):
+        covey.convert(NeverTheSame(), covey.DeepEnsemble(members=2), example=x)
+
+
 class Doubled(torch.autograd.Function):
     """Twice a product, whose gradient torch is told."""
 

@@ -381,3 +381,21 @@ def test_no_method_lets_the_network_change_the_users_example(method: covey.Metho
     before = x.clone()
     covey.convert(ChangesItsInput(), method, example=x)
     assert torch.equal(x, before)
+
+
+class GlobalNorm(nn.Module):
+    """A norm of one's own, its gain laid out for sequences."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(1, width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * x / x.square().mean((1, 2), keepdim=True).add(1e-6).sqrt()
+
+
+def test_a_norm_of_ones_own_is_a_norm_however_its_gain_is_laid_out() -> None:
+    net = nn.Sequential(nn.Conv1d(2, 4, 3), GlobalNorm(4), nn.Flatten(), nn.Linear(24, 3))
+    ens = covey.convert(net, covey.Replicate(where="norms", members=2), example=torch.randn(5, 2, 8))
+    own = [row.name for row in ens.coverage.rows if "replicated" in row.role]
+    assert own == ["1.gain"]

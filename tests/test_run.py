@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -340,3 +341,32 @@ def test_auto_measures_a_single_random_member(way: covey.Method) -> None:
         ens.train(training)
         assert ens(x).shape == (1, 2, 3)
         assert ens.run in WAYS
+
+
+class _OnlyInTraining(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, training: bool) -> Tensor:
+        ctx.training = training
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        assert ctx.training, "put the network into train mode first"
+        return gradient, None
+
+
+class _AssertsTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(_OnlyInTraining.apply(self.first(x), self.training))
+
+
+def test_auto_measures_without_a_gradient_where_eval_mode_has_none() -> None:
+    """Whatever the network raises: nobody asked it for a gradient."""
+    x = torch.randn(5, 4)
+    ensemble = covey.convert(_AssertsTraining(), covey.DeepEnsemble(members=2), example=x).eval()
+    ensemble.run = "auto"
+    assert ensemble(x).shape == (2, 5, 3)

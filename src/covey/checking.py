@@ -145,6 +145,8 @@ class _Trial:
         except Exception as error:  # as BatchNorm on one sample
             return self._why_not(error)
         if not same(once, repeated):
+            if mode:
+                self._check_training()
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
         counts |= not same(once, again)
@@ -285,7 +287,7 @@ class _Trial:
                 except Exception as error:
                     raise ConversionError(
                         "in train mode the network's backward pass runs by itself but not as an ensemble: "
-                        f"{_in_training(error)}. {_ADVICE}"
+                        f"{_why_untrained(error)}. {_ADVICE}"
                     ) from error
                 missed = {name for name in missed if self._should_learn(name, reached)}
                 if not missed:
@@ -348,16 +350,19 @@ class _Trial:
 
 
 def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
-    """Names of the parameters that a gradient of the outputs reaches."""
+    """Names of the parameters that a backward pass reaches, or a pass that a function makes inside it."""
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(outputs.abs().square().sum(), [*named.values()], allow_unused=True)
-    return {name for name, gradient in zip(named, found, strict=True) if gradient is not None}
+    module.zero_grad()
+    outputs.abs().square().sum().backward()
+    found = {name for name, parameter in named.items() if parameter.grad is not None}
+    module.zero_grad()
+    return found
 
 
 _ADVICE = "convert(..., check=False) converts it nevertheless."
 
 
-def _in_training(error: Exception) -> str:
+def _why_untrained(error: Exception) -> str:
     """What went wrong, in words that say what to do where torch's do not."""
     if "deepcopy protocol" in str(error):
         return (
@@ -365,7 +370,13 @@ def _in_training(error: Exception) -> str:
             "others, as a member's is. Instead of copying the layer, call it with detached weights: "
             "torch.func.functional_call(layer, {name: p.detach() for name, p in layer.named_parameters()}, x)"
         )
-    return f"{type(error).__name__}: {error}"
+    told = f"{type(error).__name__}: {error}"
+    if "meta" in str(error):  # members have their tensors only while they run
+        told += (
+            ". The network probably runs layers a second time in the backward pass, as reversible ones do in a "
+            "function of their own; use torch.utils.checkpoint for that, or keep what the layers computed"
+        )
+    return told
 
 
 def _plain_values(network: nn.Module) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class _Race:
         parameters = [p for p in self.ensemble.parameters() if p.requires_grad]
         try:
             torch.autograd.grad(outputs.float().square().sum(), parameters, allow_unused=True)
-        except RuntimeError:
+        except Exception:
             if self.ensemble.training:
                 raise
             # some networks have no gradient in eval mode, and nobody asked for one yet

@@ -29,9 +29,8 @@ DTYPES = {
 }  # fmt: skip
 _LONGEST_HEADER = 100_000_000  # which is safetensors' own limit
 _SUFFIX = ".safetensors"
-_PAIRS = (
-    "complex128"  # which safetensors does not know: stored as pairs of real numbers, named in the metadata
-)
+# safetensors does not know it: stored as pairs of real numbers, whose names stand in the metadata under this one
+_PAIRS = "complex128"
 _NAME = re.compile(r".+-([0-9a-f]{16})\.safetensors")
 
 

@@ -30,6 +30,7 @@ SOURCES = (
     "habit_networks",
     "keeping_networks",
     "field_networks",
+    "research_networks",
     "timm_networks",
     "transformers_networks",
 )

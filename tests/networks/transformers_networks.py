@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from catalogue import BATCH, CLASSES, Kind, Network, images, importable, tokens
+from catalogue import BATCH, CLASSES, Kind, Network, images, importable, sequences, tokens
 from torch import Tensor, nn
 
 _WORDS = 24
@@ -224,6 +225,24 @@ _IMAGES: dict[str, tuple[int, dict[str, Any]]] = {
             num_labels=CLASSES,
         ),
     ),
+    "HieraForImageClassification": (
+        32,
+        dict(
+            image_size=[32, 32],
+            embed_dim=16,
+            depths=[1, 1],
+            num_heads=[2, 4],
+            mlp_ratio=2.0,
+            query_stride=[2, 2],
+            num_query_pool=1,
+            masked_unit_size=[4, 4],
+            masked_unit_attention=[True, False],
+            patch_size=[3, 3],
+            patch_stride=[2, 2],
+            patch_padding=[1, 1],
+            num_labels=CLASSES,
+        ),
+    ),
     "ResNetForImageClassification": (
         32,
         dict(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", num_labels=CLASSES),
@@ -247,6 +266,56 @@ _SPOKEN: dict[str, dict[str, Any]] = {
         mask_time_prob=0.0,
     ),
 }
+_LATENT = dict(q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4)
+_ROUTED = dict(num_experts_per_tok=2, moe_intermediate_size=16)
+# their products of groups of rows are not for float64
+_EXPERTS: dict[str, dict[str, Any]] = {
+    "MixtralForCausalLM": dict(_DECODER, **_ROUTED, num_key_value_heads=2, num_local_experts=4),
+    "GptOssForCausalLM": dict(
+        _DECODER, **_ROUTED, num_key_value_heads=2, num_local_experts=4, head_dim=4, sliding_window=4
+    ),
+    "DeepseekV2ForCausalLM": dict(
+        _DECODER,
+        **_LATENT,
+        **_ROUTED,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+    ),
+}
+# runs its layers again in the backward pass
+_REVERSIBLE: dict[str, dict[str, Any]] = {
+    "ReformerForMaskedLM": dict(
+        vocab_size=_WORDS,
+        hidden_size=16,
+        num_attention_heads=2,
+        attention_head_size=8,
+        feed_forward_size=32,
+        axial_pos_embds=False,
+        max_position_embeddings=16,
+        attn_layers=["local", "lsh"],
+        local_attn_chunk_length=4,
+        lsh_attn_chunk_length=4,
+        num_buckets=2,
+        is_decoder=False,
+        hash_seed=0,
+    ),
+}
+_SERIES: dict[str, dict[str, Any]] = {
+    "PatchTSTForPrediction": dict(
+        num_input_channels=2,
+        context_length=16,
+        patch_length=4,
+        patch_stride=4,
+        d_model=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        ffn_dim=32,
+        prediction_length=4,
+    ),
+}
 _CONVOLUTIONAL = ("ConvNext", "PoolFormer", "ResNet")
 
 
@@ -258,6 +327,14 @@ def networks() -> list[Network]:
     for model, sizes in {**_SENTENCES, **_LANGUAGE}.items():
         kind: Kind = "recurrent" if model.startswith(("Rwkv", "Mamba")) else _NLP
         found.append(_network(model, kind, sizes, _named("input_ids", tokens(8, _WORDS))))
+    for model, sizes in _REVERSIBLE.items():
+        found.append(_network(model, _NLP, sizes, _named("input_ids", tokens(8, _WORDS))))
+    for model, sizes in _EXPERTS.items():
+        coarse = _network(model, _NLP, sizes, _named("input_ids", tokens(8, _WORDS)))
+        found.append(replace(coarse, dtype=torch.float32))
+    for model, sizes in _SERIES.items():
+        series = _network(model, _NLP, sizes, _named("past_values", sequences(16, 2)))
+        found.append(replace(series, output="prediction_outputs"))
     for model, sizes in _TRANSLATION.items():
         found.append(_network(model, _NLP, sizes, _pair_of_sentences))
     for model, (size, sizes) in _IMAGES.items():

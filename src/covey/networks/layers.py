@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from covey.errors import ConversionError, suggest
 
@@ -87,7 +87,12 @@ def is_norm(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.batchnorm._NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
         return True
     tensors = list(module.parameters(recurse=False))
-    return "norm" in type(module).__name__.lower() and all(t.ndim == 1 for t in tensors) and bool(tensors)
+    return "norm" in type(module).__name__.lower() and all(map(_is_vector, tensors)) and bool(tensors)
+
+
+def _is_vector(tensor: Tensor) -> bool:
+    """Whether a tensor has one axis, or is one laid out for images or sequences, such as (1, C, 1, 1)."""
+    return tensor.ndim == 1 or (tensor.ndim > 2 and sum(size > 1 for size in tensor.shape) <= 1)
 
 
 def norms(network: nn.Module) -> set[str]:

@@ -37,6 +37,7 @@ class System:
         groups: other counts (kept).
         attributes: symbols of modules' attributes.
         widths: free symbols that belong to a weight and are summed over.
+        apart: pairs that the network's code must find to differ.
         wished: the system without cuts and numbers in the network's code, which keep widths from scaling.
     """
 
@@ -49,6 +50,7 @@ class System:
     groups: Symbols = field(default_factory=set)
     attributes: Symbols = field(default_factory=set)
     widths: Symbols = field(default_factory=set)
+    apart: list[tuple[Symbol, Expr]] = field(default_factory=list)
     wished: System | None = None
 
     def resolve(self, expr: Expr) -> Expr:
@@ -94,6 +96,8 @@ class System:
             value = symbol - gap / slope
             shorten = sympy.expand if slope.is_Number else sympy.cancel
             self.solved[symbol] = shorten(value)
+            if symbol in self.attributes and self.solved[symbol].is_Symbol:
+                self.attributes.add(self.solved[symbol])
         else:
             symbol = self._only_symbol(gap)
             if symbol is None:
@@ -160,7 +164,12 @@ class System:
 
     def _best_symbol(self, gap: Expr, slopes: Slopes) -> Symbol | None:
         """The symbol to solve the equation gap == 0 for, or None if it has none that can be solved for."""
-        candidates = [symbol for symbol in slopes if symbol not in self.data]
+        # By a slope that is 0 in the original network one cannot divide.
+        candidates = [
+            symbol
+            for symbol, slope in slopes.items()
+            if symbol not in self.data and slope.xreplace(self.original) != 0
+        ]
         if not candidates:
             return None
 
@@ -231,6 +240,7 @@ def eliminate(found: Probe) -> System:
         else:
             system.use(equation, gap)
     _settle_numbers(found, system)
+    _tie_compared(found, system)
     # What a width would be if the network's code did not cut it or write it as a number.
     _find_widths(found, system)
     system.wished = replace(
@@ -258,6 +268,53 @@ def _settle_numbers(found: Probe, system: System) -> None:
     for symbol in found.recorder.numbers - widths:
         if symbol not in system.solved:
             system.solved[symbol] = sympy.Integer(system.original[symbol])
+
+
+def _tie_compared(found: Probe, system: System) -> None:
+    """An attribute that the code only compares with a width is as large as the first such axis of its module.
+
+    `if self.inputs != self.outputs:` takes the other branch if one of the two is scaled and the other is not.
+    """
+    widths: Symbols = set()
+    for expr in found.recorder.widths if found.recorder.unequal else ():
+        widths |= system.resolve(expr).free_symbols - system.data
+    pairs = []
+    for one, other in found.recorder.unequal:
+        if one in system.attributes and system.resolve(other).free_symbols & widths:
+            pairs.append((one, other))
+    compared = {one for one, _ in pairs}
+    if not compared:
+        return
+    compared -= _symbols_in_use(found, system)
+    for (path, _), held in found.attributes.items():
+        for size in as_tuple(held):
+            symbol = formula_of(size)
+            axis = _first_axis(found, path, int(size)) if symbol in compared else None
+            if axis is not None:
+                system.solved[symbol] = system.resolve(axis)
+    system.apart = [(one, other) for one, other in pairs if one in compared and one in system.solved]
+
+
+def _symbols_in_use(found: Probe, system: System) -> Symbols:
+    """Symbols of which something else is known than what they differ from."""
+    used: Symbols = set()
+    for equation in found.recorder.equations:
+        used |= equation.left.free_symbols | equation.right.free_symbols
+    for size, divisor in system.multiples:
+        used |= size.free_symbols | divisor.free_symbols
+    return used
+
+
+def _first_axis(found: Probe, path: str, size: int) -> Expr | None:
+    """The first axis of this size among the tensors of a module."""
+    prefix = f"{path}." if path else ""
+    for name, sizes in found.tensors.items():
+        if not name.startswith(prefix):
+            continue
+        for axis in sizes:
+            if int(axis) == size:
+                return formula_of(axis)
+    return None
 
 
 def _find_widths(found: Probe, system: System) -> None:

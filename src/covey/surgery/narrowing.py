@@ -114,6 +114,7 @@ def _narrowed(
     chosen, bound = _cheapest(network, found, system, ratio, heads, tolerance)
     check_bound(bound, found, system, ratio, tolerance)
     size_of = sizes_for(system, chosen)
+    _check_apart(found, system, size_of)
     edits = record_edits(network, found, size_of)
     small = apply_edits(network, edits)
     finish_attributes(small, network, edits)
@@ -121,6 +122,17 @@ def _narrowed(
         small = add_subgroups(network, small, edits, args, kwargs, groups)
     rounded = rounded_sizes(found, system, chosen, size_of, ratio)
     return Narrowed(small, edits, rounded, channels(found, system, size_of))
+
+
+def _check_apart(found: Probe, system: System, size_of: Callable[[Any], int]) -> None:
+    """Sizes that the network's code tells apart may not become the same, or it would take the other branch."""
+    for one, other in system.apart:
+        if size_of(one) == size_of(other):
+            raise ConversionError(
+                f"'{found.recorder.labels[one]}' is {system.original[one]}, which the network's code tells apart from "
+                f"another width, and both would be {size_of(one)}. Choose another alpha or number of members, or give "
+                "the narrow network yourself (narrow=...)."
+            )
 
 
 def _check_options(ratio: float, groups: int) -> None:

@@ -27,6 +27,7 @@ from covey.surgery.torch_internals import (
     map_leaves,
     needs_values,
     plain_attention,
+    unchecked_distributions,
     watch_operators,
 )
 
@@ -83,7 +84,8 @@ def probe(
     answers: list[Any] = []
     try:
         # Functions reach Following first, operators Facts, and the fake tensors run them.
-        with torch.no_grad(), plain_attention(), fake, watch_operators(facts.observe), Following(facts):
+        watching = watch_operators(facts.observe)
+        with torch.no_grad(), plain_attention(), unchecked_distributions(), fake, watching, Following(facts):
             recorder.is_listening = True
             for mode in (False, True) if in_training else (False,):
                 # every name is given, those of ties too, so that torch need not look for them

@@ -64,6 +64,7 @@ class Recorder:
         is_listening: whether comparisons in the network's code count.
         viewed: sizes that each module reshaped tensors to, by the module's path.
         numbers: symbols of numbers in the network's code that may stand in the place of a width.
+        unequal: pairs of sizes that the network's code found to differ, each both ways round.
     """
 
     def __init__(self, modules: ModuleNames) -> None:
@@ -79,6 +80,7 @@ class Recorder:
         self.compositions: dict[Expr, Composition] = {}
         self.viewed: dict[str, set[Expr]] = {}
         self.numbers: set[Symbol] = set()
+        self.unequal: set[tuple[Expr, Expr]] = set()
         self._met: set[tuple[Expr, Expr]] = set()
         self._demanded: set[tuple[Expr, Expr]] = set()
         self._data_symbols: dict[int, Size] = {}
@@ -180,6 +182,12 @@ class Recorder:
         """The network's code asked whether two sizes are the same, and they are; so they stay."""
         if self.is_listening:
             self.equate(left, right)
+
+    def heard_unequal(self, left: int, right: int) -> None:
+        """The network's code asked whether two sizes are the same, and they are not."""
+        if self.is_listening:
+            one, other = formula_of(left), formula_of(right)
+            self.unequal |= {(one, other), (other, one)}
 
     def heard_multiple(self, size: int, divisor: int) -> None:
         """The network's code asked whether a size is a multiple of another, and it is; so it stays one."""

@@ -25,6 +25,7 @@ def recurrent_forward(module: nn.RNNBase, rec: Recorder) -> Callable[..., Any]:
     def forward(input: Tensor, hx: Any = None) -> Any:
         *batch, width = input.shape
         rec.equate(width, module.input_size)
+        _tie_state(rec, hx, answer, hidden)
         for layer in range(module.num_layers):
             for suffix in ("", "_reverse")[:directions]:
                 _one_direction(module, f"_l{layer}{suffix}", width, rec)
@@ -35,6 +36,14 @@ def recurrent_forward(module: nn.RNNBase, rec: Recorder) -> Callable[..., Any]:
         return outputs, _last_state(module, input, directions, answer)
 
     return forward
+
+
+def _tie_state(rec: Recorder, hx: Any, answer: int, hidden: int) -> None:
+    """A first state that the network gives, or gets as an input, is as wide as those that follow."""
+    given = hx if isinstance(hx, tuple | list) else (hx,)
+    for state, width in zip(given, (answer, hidden), strict=False):
+        if state is not None:
+            rec.equate(state.shape[-1], width)
 
 
 def _one_direction(
@@ -90,6 +99,7 @@ def recurrent_cell_forward(module: nn.RNNCellBase, rec: Recorder) -> Callable[..
     def forward(input: Tensor, hx: Any = None) -> Any:
         *batch, width = input.shape
         rec.equate(width, module.input_size)
+        _tie_state(rec, hx, hidden, hidden)
         columns = {"weight_ih": width, "weight_hh": hidden}
         for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
             rows, *inputs = tensor.shape

@@ -121,8 +121,12 @@ class Size(int):
 
     def __eq__(self, other: object) -> bool:
         is_same = super().__eq__(other)
-        if is_same is True and isinstance(other, Size):
+        if not isinstance(other, Size):
+            return is_same
+        if is_same is True:
             self.recorder.heard_equal(self, other)
+        else:
+            self.recorder.heard_unequal(self, other)
         return is_same
 
     def __ne__(self, other: object) -> bool:

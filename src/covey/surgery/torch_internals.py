@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.modules.dropout import _DropoutNd
     from torch.nn.modules.instancenorm import _InstanceNorm
 
-Run = Callable[[], Any]
+Run = Callable[..., Any]
 Observe = Callable[[str, tuple, dict[str, Any], Run], Any]
 
 
@@ -77,6 +77,13 @@ def needs_values(problem: BaseException) -> bool:
     return isinstance(problem, kinds)
 
 
+def grouped_products() -> list[Callable]:
+    """Functions that multiply each group of rows by a matrix of its own, under the names that this PyTorch has."""
+    names = [(torch.nn.functional, "grouped_mm"), (torch, "_grouped_mm")]
+    found = [getattr(place, name, None) for place, name in names]
+    return [function for function in found if function is not None]
+
+
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """A context in which nn.MultiheadAttention and encoder layers run their Python code, not one fused kernel."""
@@ -89,12 +96,25 @@ def plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """A context in which distributions take their parameters as they are: there are no values to check."""
+    with _hook("torch.distributions.Distribution._validate_args", "run distributions on sizes alone"):
+        kind = torch.distributions.Distribution
+        was_checked = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(was_checked)
+
+
 def watch_operators(observe: Observe) -> AbstractContextManager[Any]:
     """A context in which every operator that PyTorch runs goes through `observe`.
 
     Args:
         observe: called with the operator's name ("aten.mm"), its arguments by position and by keyword, and a
-            function that runs it; what it returns is the operator's result.
+            function that runs it, on other arguments if it is given some; what it returns is the operator's result.
     """
     with _hook("torch.utils._python_dispatch.TorchDispatchMode", "see every operation that is run"):
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,8 +129,8 @@ def watch_operators(observe: Observe) -> AbstractContextManager[Any]:
         ) -> Any:
             named = kwargs or {}
 
-            def run() -> Any:
-                return func(*args, **named)
+            def run(*others: Any) -> Any:
+                return func(*(others or args), **named)
 
             return observe(str(func.overloadpacket), args, named, run)
 

@@ -22,7 +22,15 @@ from covey.surgery.functions.layers import (
     unfold,
 )
 from covey.surgery.functions.norms import batch_norm, glu, group_norm, layer_norm, prelu, same
-from covey.surgery.functions.products import attention, einsum, matmul, multi_head_attention, reversed_matmul
+from covey.surgery.functions.products import (
+    attention,
+    einsum,
+    grouped_matmul,
+    matmul,
+    multi_head_attention,
+    reversed_matmul,
+    without_content,
+)
 from covey.surgery.functions.space import (
     channel_shuffle,
     grid_sample,
@@ -37,7 +45,7 @@ from covey.surgery.operators import (
 )
 from covey.surgery.sizes import mark, product, sizes_of
 from covey.surgery.source import is_torchs
-from covey.surgery.torch_internals import leaves
+from covey.surgery.torch_internals import grouped_products, leaves
 
 
 class Following(TorchFunctionMode):
@@ -61,7 +69,8 @@ class Following(TorchFunctionMode):
         rule = RULES.get(func)
         with self.facts.during(Call(args, named), is_silent=rule is not None):
             # Fake tensors take long over norms, whose result looks like what they are given.
-            out = torch.empty_like(args[0]) if func in LIKE_INPUT else func(*args, **named)
+            run = INSTEAD.get(func, func)
+            out = torch.empty_like(args[0]) if func in LIKE_INPUT else run(*args, **named)
         if rule is None:
             return out
         made = [leaf for leaf in leaves(out) if isinstance(leaf, Tensor)]
@@ -149,7 +158,11 @@ RULES: dict[Callable, Callable[..., Any]] = {
     Tensor.view_as: as_other,
     Tensor.expand_as: as_other,
     torch.arange: arange,
+    **dict.fromkeys(grouped_products(), grouped_matmul),
 }
+
+INSTEAD: dict[Callable, Callable[..., Any]] = dict.fromkeys(grouped_products(), without_content)
+"""What is run in place of functions that fake tensors cannot run."""
 
 LIKE_INPUT = frozenset(
     {

@@ -10,6 +10,7 @@ from covey.surgery.operators import (
     broadcast,
     matrix_product,
 )
+from covey.surgery.operators.sums import contract
 from covey.surgery.recorder import Recorder
 from covey.surgery.sizes import Sizes, sizes_of
 from covey.surgery.torch_internals import leaves
@@ -23,6 +24,25 @@ def matmul(rec: Recorder, made: Tensor, /, input: Tensor, other: Tensor) -> Size
 def reversed_matmul(rec: Recorder, made: Tensor, /, input: Tensor, other: Tensor) -> Sizes:
     """`other @ input`."""
     return matrix_product(rec, other, input)
+
+
+def grouped_matmul(rec: Recorder, made: Tensor, /, mat_a: Tensor, mat_b: Tensor, **options: Any) -> Sizes:
+    """(rows, k) and (groups, k, m) -> (rows, m): each row is multiplied by the matrix of its group."""
+    if mat_b.dim() == mat_a.dim():
+        return matrix_product(rec, mat_a, mat_b)
+    contract(rec, mat_a, mat_b)
+    groups, *_ = sizes_of(mat_b)
+    rec.position(groups)
+    return (sizes_of(mat_a)[0], sizes_of(mat_b)[-1])
+
+
+def without_content(mat_a: Tensor, mat_b: Tensor, **options: Any) -> Tensor:
+    """What a grouped product makes of rows; PyTorch's own refuses float32 where tensors have no content."""
+    if mat_a.dim() == 2 and mat_b.dim() == 3:
+        return mat_a.new_empty(mat_a.shape[0], mat_b.shape[-1])
+    if mat_a.dim() == 3 and mat_b.dim() == 3:
+        return mat_a.new_empty(*mat_a.shape[:-1], mat_b.shape[-1])
+    raise NotImplementedError("covey does not know what a grouped product of such shapes does to sizes")
 
 
 def einsum(rec: Recorder, made: Tensor, /, equation: str, *operands: Any) -> Sizes:

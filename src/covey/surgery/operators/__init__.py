@@ -6,7 +6,7 @@ what it learns and returns the sizes of the result. An operator that is neither 
 width.
 """
 
-from covey.surgery.operators import joins, order  # noqa: F401  (their rules register themselves)
+from covey.surgery.operators import chosen, joins, order, systems  # noqa: F401  (their rules register themselves)
 from covey.surgery.operators.cuts import split_sizes
 from covey.surgery.operators.facts import RULES, Call, Facts, broadcast, fix_constant, note_origin
 from covey.surgery.operators.space import space_sizes

@@ -36,13 +36,18 @@ def _index(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list
     indices = {axis: index for axis, index in enumerate(args[1]) if index is not None}
     for axis in indices:
         _fix(facts, args[0], sizes[axis])
+    return [_indexed(facts, sizes, indices)]
+
+
+def _indexed(facts: Facts, sizes: Sizes, indices: dict[int, Tensor]) -> Sizes:
+    """The sizes of what indices by axis pick of a tensor."""
     looked_up = broadcast(facts.recorder, [sizes_of(index) for index in indices.values()])
     looked_up = _picked(facts, [sizes[axis] for axis in indices], looked_up)
     kept = [size for axis, size in enumerate(sizes) if axis not in indices]
     first, last = min(indices), max(indices)
     is_together = last - first + 1 == len(indices)
     place = first if is_together else 0
-    return [(*kept[:place], *looked_up, *kept[place:])]
+    return (*kept[:place], *looked_up, *kept[place:])
 
 
 def _picked(facts: Facts, axes: Sequence[int], looked_up: Sizes) -> Sizes:
@@ -54,10 +59,12 @@ def _picked(facts: Facts, axes: Sequence[int], looked_up: Sizes) -> Sizes:
 
 @rule("aten.index_put")
 def _index_put(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> list[Sizes]:
+    """What is written is as large as what it is written over."""
     sizes = sizes_of(args[0])
-    for axis, index in enumerate(args[1]):
-        if index is not None:
-            facts.recorder.position(sizes[axis])
+    indices = {axis: index for axis, index in enumerate(args[1]) if index is not None}
+    for axis in indices:
+        facts.recorder.position(sizes[axis])
+    broadcast(facts.recorder, [_indexed(facts, sizes, indices), sizes_of(args[2])])
     return [sizes]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +29,12 @@ Rule = Callable[["Facts", tuple, Named, list[Tensor]], list[Sizes]]
 RULES: dict[str, Rule] = {}
 """What operators that do not work element by element do to sizes, by their names; filled by `rule`."""
 
+INSTEAD: dict[str, Callable[..., Tensor | None]] = {}
+"""What makes the results of operators that need values; None where they cannot be made without; filled by `instead`."""
+
+GIVEN: dict[str, Callable[[Recorder, tuple], tuple]] = {}
+"""What operators are given in place of arguments of which they need the values; filled by `given`."""
+
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Register the rule of the operators of these names."""
@@ -37,6 +44,21 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
         return each
 
     return register
+
+
+def instead(name: str) -> Callable:
+    """Register what is run in the place of the operator of this name."""
+    return functools.partial(_entered, INSTEAD, (name,))
+
+
+def given(*names: str) -> Callable:
+    """Register what changes the arguments of the operators of these names."""
+    return functools.partial(_entered, GIVEN, names)
+
+
+def _entered(table: dict[str, Callable], names: Sequence[str], each: Callable) -> Callable:
+    table.update(dict.fromkeys(names, each))
+    return each
 
 
 class Call:
@@ -140,10 +162,14 @@ class Facts:
         name: str,
         args: tuple,
         kwargs: Named,
-        run: Callable[[], Any],
+        run: Callable[..., Any],
     ) -> Any:
         """Run one operator and follow its sizes."""
-        out = run()
+        if name in GIVEN:
+            args = GIVEN[name](self.recorder, args)
+        out = INSTEAD[name](*args, **kwargs) if name in INSTEAD else None
+        if out is None:
+            out = run(*args)
         if self.is_silent or name.startswith("prim."):
             return out
         made = [leaf for leaf in leaves(out) if isinstance(leaf, Tensor)]

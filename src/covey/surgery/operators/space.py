@@ -48,6 +48,7 @@ rule("aten.avg_pool1d", "aten.upsample_nearest1d", "aten.upsample_linear1d", "at
 )
 rule(
     "aten.max_pool2d_with_indices",
+    "aten.max_unpool2d",
     "aten.avg_pool2d",
     "aten._adaptive_avg_pool2d",
     "aten.adaptive_max_pool2d",
@@ -61,6 +62,7 @@ rule(
 )(_space(2))
 rule(
     "aten.max_pool3d_with_indices",
+    "aten.max_unpool3d",
     "aten.avg_pool3d",
     "aten._adaptive_avg_pool3d",
     "aten.adaptive_max_pool3d",

@@ -73,6 +73,7 @@ def _distances(facts: Facts, args: tuple, kwargs: Named, made: list[Tensor]) -> 
 
 rule(
     "aten.sum",
+    "aten.nansum",
     "aten.mean",
     "aten.prod",
     "aten.amax",
@@ -87,6 +88,8 @@ rule(
     "aten.std_mean",
     "aten.median",
     "aten.logsumexp",
+    "aten.mode",
+    "aten.aminmax",
     "aten.max",
     "aten.min",
 )(_reduction(1))
