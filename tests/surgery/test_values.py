@@ -97,8 +97,11 @@ def _drawn(net: Any, h: Tensor) -> Tensor:
     return spread.mean + spread.log_prob(mean)[:, None]
 
 
-def test_distributions_are_followed_and_checked_again_afterwards() -> None:
+def test_distributions_are_followed_and_checked_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """They look at their parameters' values, which a run on sizes alone does not have."""
+    monkeypatch.setattr(
+        torch.distributions.Distribution, "_validate_args", True
+    )  # torch.compile turns it off
     small = narrow(Own(_drawn, inner=nn.Linear(16, 16)), 0.5, torch.randn(*ROWS)).network
     assert small.inner.weight.shape == (8, 8)
     with pytest.raises(ValueError, match="constraint"):
