@@ -126,6 +126,13 @@ _TABLE: list[tuple[str, Kind, int, dict[str, Any], tuple[int, ...]]] = [
         dict(img_size=32, patch_size=8, depth=2, embed_dim=32, num_heads=4),
         (),
     ),
+    (
+        "vit_base_patch16_rope_224",
+        _VIT,
+        32,
+        dict(img_size=32, patch_size=8, depth=2, embed_dim=48, num_heads=4),
+        (),
+    ),
     ("cait_xxs24_224", _VIT, 32, dict(img_size=32, patch_size=8, depth=2, embed_dim=32, num_heads=4), ()),
     (
         "convit_tiny",

@@ -81,6 +81,48 @@ def test_heads_scale_with_the_embedding() -> None:
         narrow(attention, 0.625, x, heads="exact")
 
 
+class Rotated(nn.Module):
+    """Attention that turns its heads by angles from outside."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.attn_dim = heads, width
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        qkv = self.qkv(x).view(len(x), -1, 3, self.heads, self.attn_dim // self.heads)
+        q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+        mixed = F.scaled_dot_product_attention(q * angles, k * angles, v)
+        return self.proj(mixed.transpose(1, 2).reshape(len(x), -1, self.attn_dim))
+
+
+class SharedAngles(nn.Module):
+    """Two layers of it with the same angles, so that their heads are equally wide."""
+
+    def __init__(self, width: int = 16, heads: int = 4) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, width), nn.Linear(width, 5)
+        self.blocks = nn.ModuleList(Rotated(width, heads) for _ in range(2))
+        self.register_buffer("angles", torch.rand(width // heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x, self.angles)
+        return self.head(x.mean(1))
+
+
+def test_heads_of_layers_that_share_their_angles_scale() -> None:
+    """As rotary embeddings have it: the width of a head is the same in all layers, and their number scales."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 6)
+    small = narrow(SharedAngles(), 0.5, x).network
+    for block in small.blocks:
+        assert block.qkv.weight.shape == (24, 8)
+        assert block.heads == 2
+    assert small(x).shape == (2, 5)
+
+
 def test_widths_round_up() -> None:
     """Appendix N: of 200 units at alpha 2 and three members each has 134."""
     mlp = nn.Sequential(nn.Linear(13, 200), nn.ReLU(), nn.Linear(200, 2))

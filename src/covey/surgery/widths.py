@@ -79,8 +79,11 @@ def widths_of_heads(found: Probe, system: System) -> set[Symbol]:
     heads = {system.resolve(symbol) for symbol in system.heads}
     for sizes in found.tensors.values():
         for size in sizes:
-            factors = set(sympy.Mul.make_args(system.resolve(formula_of(size)))) & system.widths
-            if factors & heads:
+            powers = system.resolve(formula_of(size)).as_powers_dict()
+            factors = {symbol for symbol, power in powers.items() if power == 1} & system.widths
+            # (width / its heads) x (heads of another layer), as where one rotation serves both, is scaled once.
+            times = sum(power for symbol, power in powers.items() if symbol in system.widths | heads)
+            if factors & heads and times > 1:
                 among |= factors - heads
     return among
 
