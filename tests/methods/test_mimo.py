@@ -271,6 +271,17 @@ class Cut(nn.Module):
         return self.head(self.stem(x * (1 + int(x[0, 0]))))
 
 
+class TimeFirst(nn.Module):
+    """Answers (steps, batch, classes) to (batch, steps, numbers)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stem(x)).transpose(0, 1)
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
     "a mask": (
         Masked,
@@ -288,6 +299,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Any, str]] = {
         torch.randint(0, 9, (2, 5)),
         "first layer changes its weights while it runs \\(max_norm\\)",
     ),
+    "steps before samples": (TimeFirst, torch.randn(5, 3, 6), "samples are on another axis.*batch first"),
+    "as many steps as samples": (TimeFirst, torch.randn(5, 5, 6), "samples are on another axis.*batch first"),
     "another answer": (
         Sly,
         torch.randn(2, 6),

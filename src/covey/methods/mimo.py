@@ -178,6 +178,7 @@ class MIMO(Method):
                     "the network runs on the example by itself but not as an ensemble: "
                     f"{type(error).__name__}: {error}. Take another method, such as BatchEnsemble or MultiHead."
                 ) from error
+            _check_answers(ensemble, body.example, expected)
             with _refusing():
                 found = ensemble(*many_args, per_member=True, **many_kwargs)
         is_random = bool(_difference(again, expected[:1]))
@@ -378,6 +379,21 @@ def _check_rows(example: Any) -> None:
         raise ConversionError(
             "MIMO gives every member the samples of a batch in another order, so each input must have one row per "
             f"sample; the example's have the shapes {shapes}. Take another method, such as BatchEnsemble or MultiHead."
+        )
+
+
+def _check_answers(ensemble: Ensemble, example: Any, expected: Tensor) -> None:
+    """Refuse answers whose samples are not on the first axis: targets are dealt out by theirs."""
+    args, kwargs = tree_map(lambda leaf: leaf[1:] if isinstance(leaf, Tensor) else leaf, example)
+    try:
+        fewer = ensemble(*args, members=[0], **kwargs)
+    except Exception:  # a network may take so many samples and no fewer
+        return
+    if fewer.shape[1:2] == expected.shape[1:2] and fewer.shape[2:] != expected.shape[2:]:
+        raise ConversionError(
+            "MIMO gives every member the samples of a batch in another order, and their targets likewise, so answers "
+            f"must have one row per sample; on the example they have the shape {tuple(expected.shape[1:])}, in which "
+            "samples are on another axis. Let the network answer batch first (transpose(0, 1)), or take another method."
         )
 
 
