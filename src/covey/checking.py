@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from covey.ensemble import Ensemble
 from covey.errors import ConversionError, OptionError
+from covey.networks.between_calls import changed_number, left_behind, plain_values
 from covey.networks.calls import Arguments, pick
 from covey.networks.comparing import difference, distance, mean, same
 from covey.networks.constants import kept_tensors
 from covey.networks.copies import duplicate
-from covey.networks.held import Held
 from covey.seeds import random_state_kept, reseed
 from covey.tensors import key
 
 # of one forward pass; a check takes as long as about thirty-five, and nobody asked to wait for them
 SECONDS = 0.25
 LARGE = 50_000_000  # parameters of an ensemble that is not copied without being asked to
+_ADVICE = "convert(..., check=False) converts it nevertheless."
 NOISE = 0.05  # by which the second batch differs from the example, and members from each other, as a share
 
 
@@ -131,12 +132,12 @@ class _Trial:
                 part.eval()
         self.plain = {k: self.ensemble.member(k) for k in self.members}
         probe = self.ensemble.member(self.members[0])
-        before, numbers = kept_tensors(probe), _plain_values(probe)
+        before, numbers = kept_tensors(probe), plain_values(probe)
         start = time.perf_counter()
         try:
             once = self._alone(probe, self.first)
-            self.number = _changed_number(numbers, _plain_values(probe))
-            counts = numbers != _plain_values(probe)
+            self.number = changed_number(numbers, plain_values(probe))
+            counts = numbers != plain_values(probe)
             seconds = time.perf_counter() - start
             if seconds > SECONDS and not patient:
                 return f"one forward pass takes {seconds:.1f} s; check=True does it all the same"
@@ -150,7 +151,7 @@ class _Trial:
             return f"the network's answer in {self.mode} mode is never twice the same"
         # a network that counts its calls counts them for all members, so then none is left out
         counts |= not same(once, again)
-        self.kept = _left_behind(before, kept_tensors(probe)) if counts else ""
+        self.kept = left_behind(before, kept_tensors(probe)) if counts else ""
         self._compare("on the example", self.members, self.first)
         self._compare("on a second batch", self.members if counts else self.members[-1:], self.second)
         self._compare("when it is called again", self.members, self.first)
@@ -359,9 +360,6 @@ def _reached(outputs: Tensor, module: nn.Module) -> set[str]:
     return found
 
 
-_ADVICE = "convert(..., check=False) converts it nevertheless."
-
-
 def _why_untrained(error: Exception) -> str:
     """What went wrong, in words that say what to do where torch's do not."""
     if "deepcopy protocol" in str(error):
@@ -379,24 +377,6 @@ def _why_untrained(error: Exception) -> str:
     return told
 
 
-def _plain_values(network: nn.Module) -> dict[str, Any]:
-    """Numbers, words and switches that the modules keep as attributes, such as a count of calls, by path."""
-    found = {}
-    for path, module in network.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, bool | int | float | str):
-                found[f"{path}.{name}".removeprefix(".")] = value
-    return found
-
-
-def _changed_number(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The path of a number that a call changed, if there is one; a count is the same for all members."""
-    for path, value in after.items():
-        if isinstance(value, float) and before.get(path) != value:
-            return path
-    return ""
-
-
 def _set_apart(ensemble: Ensemble) -> None:
     """Move every member's own tensors a little, each otherwise."""
     generator = torch.Generator().manual_seed(0)
@@ -409,14 +389,6 @@ def _set_apart(ensemble: Ensemble) -> None:
         noise = torch.randn(sizes, generator=generator).to(parameter)
         scale = parameter.abs().mean().item() or 1.0  # updates start at zero
         parameter.add_(noise, alpha=NOISE * scale)
-
-
-def _left_behind(before: Mapping[str, Held], after: Mapping[str, Held]) -> str:
-    """The path of a tensor that calls left in the network, if one is there."""
-    for path, found in after.items():
-        if path not in before or before[path].value is not found.value:
-            return path
-    return ""
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
