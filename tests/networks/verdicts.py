@@ -106,6 +106,7 @@ def _tried(case: Case) -> tuple[str, str]:
     return worst, "; ".join(reason for _, reason in found)
 
 
+_RANK = 8
 _BEFORE_THE_HEAD = ("low-rank", "shared-low-rank", "hypernetwork", "mixture", "superweights", "shapeshifter")
 
 
@@ -136,9 +137,21 @@ def _without_a_place(body: Anatomy) -> dict[str, str]:
     matrices = {name: how for name, how in body.matrices("all").items() if how.inputs}
     if not matrices.keys() - head:
         found |= dict.fromkeys(_BEFORE_THE_HEAD, "there is no layer to train before the head")
+    elif not any(_is_large(body, name) for name in matrices.keys() - head):
+        found |= dict.fromkeys(
+            ("low-rank", "shared-low-rank"), f"no layer is larger than an update of rank {_RANK}"
+        )
     if not matrices.keys() - stem:
         found["masksembles"] = "there is no layer to train behind the first"
     return found
+
+
+def _is_large(body: Anatomy, name: str) -> bool:
+    """Whether a layer has more parameters than an update of the rank that methods take by default."""
+    weight = body.network.get_parameter(name)
+    rows = len(weight)
+    columns = weight.numel() // rows
+    return _RANK * (rows + columns) < weight.numel()
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -387,7 +387,9 @@ def _check_answers(ensemble: Ensemble, example: Any, expected: Tensor) -> None:
     try:
         args, kwargs = tree_map(lambda leaf: leaf[1:] if isinstance(leaf, Tensor) else leaf, example)
         fewer = ensemble(*args, members=[0], **kwargs)
-    except Exception:  # a network may take so many samples and no fewer, and a sparse table has no rows to leave out
+    except (
+        Exception
+    ):  # a network may take so many samples and no fewer, and a sparse table has no rows to leave out
         return
     if fewer.shape[1:2] == expected.shape[1:2] and fewer.shape[2:] != expected.shape[2:]:
         raise ConversionError(
