@@ -137,21 +137,18 @@ def _without_a_place(body: Anatomy) -> dict[str, str]:
     matrices = {name: how for name, how in body.matrices("all").items() if how.inputs}
     if not matrices.keys() - head:
         found |= dict.fromkeys(_BEFORE_THE_HEAD, "there is no layer to train before the head")
-    elif not any(_is_large(body, name) for name in matrices.keys() - head):
-        found |= dict.fromkeys(
-            ("low-rank", "shared-low-rank"), f"no layer is larger than an update of rank {_RANK}"
-        )
+    elif not any(_has_rank(body, name) for name in matrices.keys() - head):
+        found |= dict.fromkeys(("low-rank", "shared-low-rank"), f"no layer has a rank of {_RANK}")
     if not matrices.keys() - stem:
         found["masksembles"] = "there is no layer to train behind the first"
     return found
 
 
-def _is_large(body: Anatomy, name: str) -> bool:
-    """Whether a layer has more parameters than an update of the rank that methods take by default."""
+def _has_rank(body: Anatomy, name: str) -> bool:
+    """Whether a layer's own rank can be that of the updates which methods make by default."""
     weight = body.network.get_parameter(name)
     rows = len(weight)
-    columns = weight.numel() // rows
-    return _RANK * (rows + columns) < weight.numel()
+    return min(rows, weight.numel() // rows) >= _RANK
 
 
 def _is_norm(module: nn.Module) -> bool:
