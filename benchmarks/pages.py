@@ -324,6 +324,25 @@ def regressions() -> str:
     return "\n\n".join([table, *origins]).strip()
 
 
+def uci_epochs() -> str:
+    """How well each number of epochs ranks on validation folds of the regressions."""
+    path = RESULTS / "uci-epochs.json"
+    if not path.exists():
+        return "*Not run yet: `python benchmarks/uci_epochs.py`.*"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    tried = list(found["mean_ranks"]["nll"])
+    lines = []
+    for score, key in (("NLL", "nll"), ("RMSE", "rmse")):
+        ranks = found["mean_ranks"][key]
+        lines.append([score, *(f"{ranks[epochs]:.2f}" for epochs in tried)])
+    sets = len({run["set"] for run in found["runs"]})
+    told = (
+        f"`python benchmarks/uci_epochs.py`, {sets} sets, {len(found['runs'])} runs, covey {found['covey']}: "
+        f"{found['epochs']} epochs have the best rank in NLL."
+    )
+    return f"{markdown(['mean rank, 1 is best', *(f'{epochs} epochs' for epochs in tried)], lines)}\n\n{told}"
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "promise": promise_table,
     "promise-figure": promise_figure,
@@ -333,6 +352,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "tables": tables,
     "convnet": convnet,
     "regressions": regressions,
+    "uci-epochs": uci_epochs,
     "late": lambda: in_small("promise-late", collapsed=True),
     "templates": lambda: in_small("promise-templates"),
     "anytime": lambda: in_small("promise-anytime"),
