@@ -12,14 +12,14 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, stdev
 
 from conclusions import budgets, verdicts
 from deployed import deploy_aims, deployed, deployed_without_vnni
 from fronts import FRONTS
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
+from table_ranks import tables
 
 from covey.files import write_text
 
@@ -100,84 +100,6 @@ def promise_figure() -> str:
         FIGURES[DOCS / "assets" / f"{name}.svg"] = front.drawn(rows(found))
         paths.append(f"![{front.words}, against multiply-adds over the single network's](assets/{name}.svg)")
     return "\n\n".join(paths)
-
-
-# --- tables: ranks over sets ------------------------------------------------------------------------------
-
-TABLES = {
-    "promise-tables-small": "gaussian_nll",
-    "promise-tables-large": "gaussian_nll",
-    "promise-tables-protein": "gaussian_nll",
-    "promise-tables-classes": "nll",
-}
-ACCURACY = {"gaussian_nll": "rmse", "nll": "accuracy"}
-
-
-def tables() -> str:
-    """A table of scores per set, and the mean rank of every method."""
-    sets: dict[str, dict[str, Row]] = {}
-    likelihoods: dict[str, str] = {}
-    origins = []
-    for name, likelihood in TABLES.items():
-        found = read(name)
-        if found is None:
-            origins.append(waiting(name))
-            continue
-        origins.append(origin(found))
-        for label, row in rows(found).items():
-            method, _, data = label.rpartition(" data=")
-            sets.setdefault(data, {})[method.partition(" ")[0]] = row
-            likelihoods[data] = likelihood
-    boosting = read("promise-tables-boosting")
-    if boosting is not None:
-        origins.append(origin(boosting))
-        for label, row in rows(boosting).items():
-            method, _, data = label.rpartition(" data=")
-            if data in sets:
-                sets[data][method] = row
-    sets = {data: by_method for data, by_method in sets.items() if len(by_method) > 1}
-    if not sets:  # nothing to compare yet
-        return "\n".join(origins)
-    methods = list(dict.fromkeys(method for by_method in sets.values() for method in by_method))
-    parts = []
-    for kind in ("accuracy", "likelihood"):
-        lines = []
-        for data, by_method in sets.items():
-            score = likelihoods[data] if kind == "likelihood" else ACCURACY[likelihoods[data]]
-            lines.append([f"{data}, {score}", *(_score(by_method.get(m), score) for m in methods)])
-        lines.append(["**mean rank**", *_ranks(sets, likelihoods, methods, kind)])
-        parts.append(markdown(["set and score", *methods], lines))
-    return "\n\n".join([*parts, *origins])
-
-
-def _score(row: Row | None, score: str) -> str:
-    if row is None:
-        return "-"
-    digits = 2 if score in ("gaussian_nll", "rmse") else 3
-    return row.cell("scores", "ensemble", score, digits=digits)
-
-
-def _ranks(
-    sets: Mapping[str, Mapping[str, Row]],
-    likelihoods: Mapping[str, str],
-    methods: Sequence[str],
-    kind: str,
-) -> list[str]:
-    """The mean over sets of every method's rank, 1 being best, with its standard error."""
-    ranks: dict[str, list[int]] = {method: [] for method in methods}
-    for data, by_method in sets.items():
-        score = likelihoods[data] if kind == "likelihood" else ACCURACY[likelihoods[data]]
-        sign = -1.0 if score == "accuracy" else 1.0
-        scored = [(sign * row.mean("scores", "ensemble", score), name) for name, row in by_method.items()]
-        known = sorted(pair for pair in scored if pair[0] == pair[0])
-        for place, (_, name) in enumerate(known, 1):
-            ranks[name].append(place)
-    cells = []
-    for method in methods:
-        found = ranks[method]
-        error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
-        cells.append(f"**{fmean(found):.1f} ± {error:.1f}**" if found else "-")
-    return cells
 
 
 # --- the papers -------------------------------------------------------------------------------------------

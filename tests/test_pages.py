@@ -92,3 +92,28 @@ def test_what_does_not_fit_a_budget_is_not_advised(monkeypatch: pytest.MonkeyPat
     assert "| packed (0.400, 50.0 %) |" in lines[2]
     assert "deep-ensemble" not in lines[2]
     assert "| deep-ensemble (0.300, 50.0 %) |" in lines[-3]
+
+
+def _splits(rmses: list[float]):
+    return importlib.import_module("result_rows").Row(
+        "", [{"repeat": k, "scores": {"ensemble": {"rmse": rmse}}} for k, rmse in enumerate(rmses)]
+    )
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.3, 0), (0.6, 1), (-0.6, -1)])
+def test_splits_that_share_rows_are_no_independent_evidence(gain: float, verdict: int) -> None:
+    """Twenty paired differences that scatter by 0.5: a plain t-test would call 0.3 sure, at 0.24; overlap makes it 0.43."""
+    made = importlib.import_module("table_ranks")
+    noise = [0.5, -0.5] * 10
+    single = _splits([3.0] * 20)
+    method = _splits([3.0 - gain - each for each in noise])
+    assert made._beyond_chance(method, single, "rmse") == verdict
+
+
+def test_ranks_are_over_the_sets_that_all_methods_have() -> None:
+    made = importlib.import_module("table_ranks")
+    full = {"single": _splits([1.0, 1.0]), "packed": _splits([0.5, 0.5])}
+    sets = {"yacht": full, "energy": {"single": _splits([1.0])}}
+    lines = made._table(sets, {"yacht": "rmse", "energy": "rmse"}).splitlines()
+    assert lines[4] == "| **mean rank** | **2.0 ± 0.0** | **1.0 ± 0.0** |"
+    assert lines[5].endswith("| 1, 0 of 1 |")
