@@ -16,6 +16,7 @@ of torch lacks, are declared below.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 import warnings
@@ -98,6 +99,30 @@ def peers_dropout() -> Contestant:
     return found
 
 
+class OwnNorms(nn.Module):
+    """A norm of its own for each member of the peer's ensembles, whose batch has members before samples."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(copy.deepcopy(norm) for _ in range(MEMBERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each member's part of the batch."""
+        parts = x.chunk(MEMBERS)
+        return torch.cat([norm(part) for norm, part in zip(self.each, parts, strict=True)])
+
+
+def peers_rank_one(*, own_norms: bool) -> Contestant:
+    """The peer's BatchEnsemble, whose members share their norms and so the statistics in them, or have their own."""
+    network = peer.batched_resnet(**SHAPE, num_estimators=MEMBERS, conv_bias=False, repeat_strategy="legacy")
+    if own_norms:
+        for module in list(network.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, nn.BatchNorm2d):
+                    setattr(module, name, OwnNorms(child))
+    return peers(network, MEMBERS)
+
+
 PAIRS: dict[str, tuple[Callable[[], Contestant], Callable[[Tensor], Contestant]]] = {
     "single": (
         lambda: plain(peer.resnet(**SHAPE)),
@@ -108,10 +133,12 @@ PAIRS: dict[str, tuple[Callable[[], Contestant], Callable[[Tensor], Contestant]]
         lambda x: coveys(covey.Packed(members=MEMBERS, alpha=2.0), x, peer.resnet(**SHAPE)),
     ),
     "batch-ensemble": (
-        lambda: peers(
-            peer.batched_resnet(**SHAPE, num_estimators=MEMBERS, conv_bias=False, repeat_strategy="legacy"),
-            MEMBERS,
-        ),
+        lambda: peers_rank_one(own_norms=False),
+        lambda x: coveys(covey.BatchEnsemble(members=MEMBERS), x, peer.resnet(**SHAPE)),
+    ),
+    # what of the difference is due to norms: the peer's network is changed to have one set per member, as covey has
+    "batch-ensemble, norms per member in both": (
+        lambda: peers_rank_one(own_norms=True),
         lambda x: coveys(covey.BatchEnsemble(members=MEMBERS), x, peer.resnet(**SHAPE)),
     ),
     "masksembles": (

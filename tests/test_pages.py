@@ -102,7 +102,7 @@ def _splits(rmses: list[float]):
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.3, 0), (0.6, 1), (-0.6, -1)])
 def test_splits_that_share_rows_are_no_independent_evidence(gain: float, verdict: int) -> None:
-    """Twenty paired differences that scatter by 0.5: a plain t-test would call 0.3 sure, at 0.24; overlap makes it 0.43."""
+    """Twenty paired differences that scatter by 0.5: a plain t-test is sure from 0.24 on, with overlap from 0.43 on."""
     made = importlib.import_module("table_ranks")
     noise = [0.5, -0.5] * 10
     single = _splits([3.0] * 20)
