@@ -18,6 +18,7 @@ from pathlib import Path
 from conclusions import budgets, verdicts
 from deployed import deploy_aims, deployed, deployed_without_vnni
 from fronts import FRONTS
+from outliers import by_criterion, by_set
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
 from table_ranks import tables
 
@@ -130,24 +131,31 @@ SMALL_COLUMNS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "ECE": (("scores", "ensemble", "ece"), 3, False),
     "OOD AUROC %": (("scores", "ood", "mean", "entropy", "auroc"), 1, True),
     "disagreement": (("scores", "diversity", "disagreement"), 3, False),
+    "error, corrupted %": (("scores", "robustness", "mean_corruption_error"), 1, True),
 }
+COSTS = {"stored": "stored", "multiply_adds": "multiply-adds"}
 
 
 def in_small(name: str, *, collapsed: bool = False) -> str:
-    """An experiment of the papers in small: every arm with its scores, and its size over the single network's."""
+    """Every arm of an experiment with its scores, and its size and work over the single network's."""
     found = read(name)
     if found is None:
         return waiting(name)
     table = rows(found)
     single = next(row for label, row in table.items() if label.startswith("single"))
-    headings = ["arm", "seeds", *SMALL_COLUMNS, "stored"]
+    columns = {
+        words: column
+        for words, column in SMALL_COLUMNS.items()
+        if any(row.values(*column[0]) for row in table.values())
+    }
+    headings = ["arm", "seeds", *columns, *COSTS.values()]
     lines = []
     for label, row in table.items():
         cells = [
-            row.cell(*path, digits=digits, percent=percent)
-            for path, digits, percent in SMALL_COLUMNS.values()
+            row.cell(*path, digits=digits, percent=percent) for path, digits, percent in columns.values()
         ]
-        line = [WORDS.get(label, label), str(len(row.runs)), *cells, _ratio(row, single, "stored")]
+        costs = [_ratio(row, single, cost) for cost in COSTS]
+        line = [WORDS.get(label, label), str(len(row.runs)), *cells, *costs]
         if collapsed:
             line.append(row.cell("collapsed", "exact", "accuracy", digits=1, percent=True))
         lines.append(line)
@@ -269,6 +277,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "promise": promise_table,
     "promise-figure": promise_figure,
     "promise-time": promise_time,
+    "promise-outliers": lambda: by_set(PROMISE),
+    "promise-criteria": lambda: by_criterion(PROMISE),
     "verdicts": lambda: verdicts(PROMISE),
     "budgets": lambda: budgets(PROMISE),
     "tables": tables,
@@ -279,6 +289,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "templates": lambda: in_small("promise-templates"),
     "anytime": lambda: in_small("promise-anytime"),
     "cifar10": lambda: in_small("promise-cifar10"),
+    "cifar10-outliers": lambda: by_set("promise-cifar10"),
+    "cifar10-criteria": lambda: by_criterion("promise-cifar10"),
     "lstm": lstm,
     "peer": peer,
     "deployed": deployed,
