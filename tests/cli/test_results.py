@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from covey.cli import results
+import covey
+from covey.cli import planned, recipes, results, run
 from covey.cli.main import main
 from covey.errors import StoreError
+from covey.report import members
 
 RECIPE = """
 method = "late-phase"
@@ -37,6 +40,8 @@ batch = 50
 [compare]
 seeds = [0, 1]
 collapsed = true
+subsets = true
+interpolation = 20
 """
 
 
@@ -87,6 +92,46 @@ def test_every_way_of_collapsing_is_scored(place):
     assert "disagreement_matrix" not in run["scores"]["diversity"]
 
 
+def test_every_subset_of_members_is_scored_and_drawn(place):
+    folder, _ = place
+    found = results.read(folder / "digits.json")["runs"][0]["subsets"]["subsets"]
+    assert sorted(each["members"] for each in found) == [[0], [0, 1], [1]]
+    stored = json.loads((folder / "runs" / "late-phase-0" / "evaluation.json").read_text())
+    (both,) = (each for each in found if each["members"] == [0, 1])
+    assert both["score"] == pytest.approx(stored["scores"]["ensemble"]["accuracy"], abs=1e-4)
+    drawn = {path.stem for path in (folder / "runs" / "figures").glob("*.svg")}
+    assert {"anytime-multiply_adds", "anytime-milliseconds"} <= drawn
+    assert {"interpolation", "interpolation-accuracy"} <= drawn
+
+
+def test_a_run_without_its_subsets_is_not_done(place):
+    recipe = recipes.read(str(place[0] / "digits.toml"))
+    flags, base = planned.from_recipe(recipe, "full")
+    (one, _) = planned.planned_runs(base, replace(flags, folder=str(place[0] / "runs")))
+    assert planned.is_done(one)
+    assert not planned.is_done(replace(one, folder=one.folder.parent / "another"))
+    subsets = one.folder / run.SUBSETS
+    text = subsets.read_text()
+    subsets.unlink()
+    try:
+        assert not planned.is_done(one)
+        assert planned.is_done(replace(one, subsets=False))
+    finally:
+        subsets.write_text(text)
+
+
+def test_clusters_of_layers_stand_beside_the_subsets(tmp_path):
+    data = covey.data.load("digits")
+    network = covey.zoo.create("wrn-10-1", classes=10, channels=1)
+    example = data.prepare(data.test.inputs[:4])
+    ensemble = covey.convert(network, covey.SuperWeights(members=2, budget=3.0), example=example)
+    run.score_subsets(tmp_path, ensemble, data)
+    found = run.read_subsets(tmp_path)
+    groups = ensemble.layout.facts["clusters"]
+    assert sorted(sum(found["clusters"], [])) == sorted(k for k, group in enumerate(groups) for _ in group)
+    assert members.draw_clusters(found["clusters"], name="SuperWeights").alt.startswith(f"{len(groups)} clusters")
+
+
 RUNS = '{"format": 1, "planned": 1, "runs": '
 
 
@@ -115,7 +160,7 @@ def test_a_pipe_holds_no_results(tmp_path):
         results.read(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("name", ["cost.json", "collapsed.json"])
+@pytest.mark.parametrize("name", ["cost.json", "collapsed.json", "subsets.json"])
 @pytest.mark.parametrize("text", ["", "[]", '{"members": "many"}', "[" * 5000, None])
 def test_a_run_whose_files_were_changed_is_refused(place, tmp_path, name, text):
     (source,) = [path.parent for path in (place[0] / "runs").rglob("*-0/cost.json")]

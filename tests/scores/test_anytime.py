@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
 from torch import nn
 
 import covey
-from covey.scores.subsets import Anytime, Subset, anytime
+from covey.scores.subsets import Anytime, Measured, Subset, anytime
 
 
 def _ensemble(members: int = 3) -> covey.Ensemble:
@@ -68,7 +69,7 @@ def _fixed() -> Anytime:
         Subset((1, 2), 60, 6.0, 0.74),
         Subset((0, 1, 2), 70, 7.0, 0.8),
     )
-    return Anytime(_ensemble(), subsets, batch=10)
+    return Anytime(subsets, 10, _ensemble())
 
 
 def test_the_front_and_the_best_for_a_budget() -> None:
@@ -116,3 +117,47 @@ def test_bad_input() -> None:
         anytime(ensemble, X, Y, score="f1")
     with pytest.raises(covey.CoveyError, match="got 40 and 3"):
         anytime(ensemble, X, Y[:3])
+
+
+BODY, HEAD = 5 * 7, 7 * 3
+
+
+@pytest.mark.parametrize(
+    ("method", "of_three"),
+    [
+        (covey.MIMO(members=3), BODY + 3 * HEAD),
+        (covey.MultiHead(members=3), BODY + 3 * HEAD),
+        (covey.DeepEnsemble(members=3), 3 * (BODY + HEAD)),
+    ],
+)
+def test_what_members_share_counts_once(method: covey.Method, of_three: int) -> None:
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    ensemble = covey.convert(network, method, example=X[:2])
+    ensemble.run = "batched"
+    adds = {s.members: s.multiply_adds for s in anytime(ensemble, X, Y, repeats=2).subsets}
+    assert adds[0,] == BODY + HEAD
+    assert adds[0, 1, 2] == of_three
+    assert adds[1, 2] == (adds[0,] + of_three) / 2
+
+
+def test_a_shared_body_that_runs_for_each_member_counts_for_each() -> None:
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    ensemble = covey.convert(network, covey.MultiHead(members=3), example=X[:2])
+    ensemble.run = "loop"
+    adds = {s.members: s.multiply_adds for s in anytime(ensemble, X, Y, repeats=2).subsets}
+    assert adds[0, 1, 2] == 3 * (BODY + HEAD)
+
+
+def test_generated_weights_do_not_count_as_work_of_an_answer() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten())
+    x, y = torch.randn(6, 2, 8, 8), torch.zeros(6, dtype=torch.long)
+    ensemble = covey.convert(network, covey.Mixture(members=2, budget=2.0), example=x)
+    adds = {s.members: s.multiply_adds for s in anytime(ensemble, x, y, repeats=2).subsets}
+    assert adds[0, 1] == 2 * adds[0,]
+
+
+def test_what_was_measured_can_be_stored() -> None:
+    fixed = _fixed()
+    again = Measured.from_dict(json.loads(json.dumps(fixed.to_dict())))
+    assert again == Measured(fixed.subsets, fixed.batch)
+    assert again.front() == fixed.front()

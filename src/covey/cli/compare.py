@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey.cli import recipes, run
+from covey.cli.around import Around
 from covey.cli.executing import Results, execute, way_of_running
 from covey.cli.flags import UsageError, parse
 from covey.cli.idle import check_idle
@@ -60,7 +61,7 @@ def compare(args: Sequence[str]) -> int:
         jobs=own.jobs,
         ray=own.ray,
         baseline=own.baseline,
-        flatness=own.flatness,
+        around=Around(own.flatness, own.interpolation),
         pdf=own.pdf,
         results=keep,
     )
@@ -74,14 +75,24 @@ def _check_own(own: CompareFlags, base: Settings, planned: Sequence[PlannedRun])
     labels = list(dict.fromkeys(one.label for one in planned))
     if own.baseline is not None and own.baseline not in labels:
         raise UsageError(f"--baseline {own.baseline!r} is not compared{suggest(own.baseline, labels)}.")
-    for flag, count in (("--corruptions", own.corruptions), ("--flatness", own.flatness)):
+    counts = {
+        "--corruptions": own.corruptions,
+        "--flatness": own.flatness,
+        "--interpolation": own.interpolation,
+    }
+    for flag, count in counts.items():
         if count < 0:
             raise UsageError(f"{flag} is a number of test samples, 0 or more; got {count}.")
     if own.corruptions and is_table(base.dataset.data):
         raise UsageError(f"--corruptions is for images, and {base.dataset.data} is a table; leave it out.")
-    if own.flatness and (task := base.dataset.load().task) != "classification":
-        raise UsageError(
-            f"--flatness is for classification, and {base.dataset.data} is for {task}; leave it out."
-        )
+    for flag, asked, tasks in (
+        ("--flatness", own.flatness, ("classification",)),
+        ("--interpolation", own.interpolation, ("classification",)),
+        ("--subsets", own.subsets, ("classification", "regression")),
+    ):
+        if asked and (task := base.dataset.load().task) not in tasks:
+            raise UsageError(
+                f"{flag} is for {' and '.join(tasks)}, and {base.dataset.data} is for {task}; leave it out."
+            )
     if (Path(own.folder) / run.SETTINGS).exists():
         raise UsageError(f"{own.folder} is the folder of a run; a comparison needs one of its own.")

@@ -11,8 +11,9 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-from covey.cli import reading, run
 from covey.cli import results as stored
+from covey.cli import run
+from covey.cli.around import Around
 from covey.cli.planned import PlannedRun, file_name, is_done, longest_first
 from covey.cli.spoken import with_flags
 from covey.errors import CoveyError, OptionError, reason
@@ -57,7 +58,7 @@ def execute(
     jobs: int = 1,
     ray: bool = False,
     baseline: str | None = None,
-    flatness: int = 0,
+    around: Around | None = None,
     pdf: bool = False,
     results: Results | None = None,
 ) -> int:
@@ -68,7 +69,7 @@ def execute(
         finished = [one for one in planned if one not in failed]
         for data, runs in _by_data(finished).items():
             place = folder if len(_by_data(finished)) == 1 else folder / file_name(data)
-            _tell(runs, place, baseline=baseline, flatness=flatness, pdf=pdf)
+            _tell(runs, place, baseline=baseline, around=around or Around(), pdf=pdf)
     return 1 if failed else 0
 
 
@@ -125,6 +126,8 @@ def do_run(one: PlannedRun) -> str | None:
                 return None
             history, data = run.train(one.settings, one.folder, resume=True)
             run.score(one.folder, history.ensemble, data, corruptions=one.corruptions)
+            if one.subsets:
+                run.score_subsets(one.folder, history.ensemble, data)
             if one.collapsed and history.ensemble.members > 1:
                 run.score_collapsed(one.folder, history.ensemble, data)
             run.measure_cost(one.folder, history.ensemble, data)
@@ -134,30 +137,17 @@ def do_run(one: PlannedRun) -> str | None:
 
 
 def _tell(
-    planned: Sequence[PlannedRun], folder: Path, *, baseline: str | None, flatness: int, pdf: bool
+    planned: Sequence[PlannedRun], folder: Path, *, baseline: str | None, around: Around, pdf: bool
 ) -> None:
     """Print the main scores of all runs, write one page about them, and say where it is."""
     from covey.report import write
     from covey.report.brief import brief
 
     runs = [run.result(one.folder, one.label, one.repeat) for one in planned]
-    if flatness:
-        runs = [
-            replace(each, landscape={"flatness": _flatness(one, flatness)})
-            for each, one in zip(runs, planned, strict=True)
-        ]
+    if around.asked:
+        runs = [replace(each, landscape=around.found(one)) for each, one in zip(runs, planned, strict=True)]
     print(f"\n{brief(runs, baseline=baseline)}\n")
     print(f"report: {write(runs, folder, baseline=baseline, pdf=pdf)}")
-
-
-def _flatness(one: PlannedRun, samples: int) -> dict[str, list[float]]:
-    """The rise of the loss under noise on the weights of a run's first member."""
-    from covey.scores.landscape import flatness
-
-    data = one.settings.dataset.load()
-    inputs, labels = data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
-    code = one.settings.network.network if one.settings.network.code else None
-    return flatness(reading.read_ensemble(one.folder, code).member(0), inputs, labels)
 
 
 def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:

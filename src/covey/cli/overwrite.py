@@ -17,7 +17,15 @@ from covey.train import checkpoint
 ASIDE = ".replaced"
 """Where the old run waits until the new one has its first checkpoint."""
 
-_SCORES = ("evaluation.json", "outputs.npz", "cost.json", "collapsed.json", "report.html", "report.md")
+_SCORES = (
+    "evaluation.json",
+    "outputs.npz",
+    "cost.json",
+    "collapsed.json",
+    "subsets.json",
+    "report.html",
+    "report.md",
+)
 _WRITTEN = tuple(
     re.compile(pattern)
     for pattern in (

@@ -37,6 +37,10 @@ class CompareFlags:
         flatness: measure how the loss of each run's first member rises with noise on its weights, on so many test
             samples of a classification.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
+        interpolation: score networks on the line between each run's first two members, on so many test samples of a
+            classification, where members have the same shapes.
+        subsets: score and time every subset of each run's members on the test data, to show what an answer within a
+            budget of time is worth, and draw which of their layers share templates, where the method clusters them.
         collapsed: score every way of averaging members' weights into one network too, where members are kept.
         search: before the comparison, try so many settings of each method, the baseline too, and keep those that do
             best on validation data; 0 for none. The first is what is given, the others are drawn from the first seed.
@@ -58,6 +62,8 @@ class CompareFlags:
     scale: Literal["full", "small"] = "full"
     baseline: str | None = None
     flatness: int = 0
+    interpolation: int = 0
+    subsets: bool = False
     corruptions: int = 0
     collapsed: bool = False
     search: int = 0
@@ -85,6 +91,7 @@ class PlannedRun:
     repeat: int
     corruptions: int = 0
     collapsed: bool = False
+    subsets: bool = False
     fixed: frozenset[str] = frozenset()
     trial: bool = False
 
@@ -125,7 +132,18 @@ def planned_runs(base: Settings, own: CompareFlags) -> list[PlannedRun]:
         labels[label] += 1
         place = Path(own.folder) / f"{file}-{seed}"
         fixed = frozenset((*given, *varied))
-        planned.append(PlannedRun(label, settings, place, repeat, own.corruptions, own.collapsed, fixed))
+        planned.append(
+            PlannedRun(
+                label,
+                settings,
+                place,
+                repeat,
+                corruptions=own.corruptions,
+                collapsed=own.collapsed,
+                subsets=own.subsets,
+                fixed=fixed,
+            )
+        )
     names = [str(one.folder) for one in planned]
     if len(set(names)) < len(names):
         raise UsageError("two of the runs are the same: a method, a setting or a seed stands there twice.")
@@ -148,7 +166,7 @@ def has_ended(one: PlannedRun) -> bool:
 
 def is_done(one: PlannedRun) -> bool:
     """Whether the run was done with these settings; its cost is written last."""
-    if not has_ended(one):
+    if not has_ended(one) or (one.subsets and not (one.folder / run.SUBSETS).exists()):
         return False
     found = reading.settings_of(reading.read_settings(one.folder))
     return replace(found, machine=one.settings.machine) == one.settings

@@ -17,6 +17,7 @@ from tyro.conf import Positional
 from covey import zoo
 from covey.cli import recipes
 from covey.cli import results as stored
+from covey.cli.around import Around
 from covey.cli.executing import Results, execute
 from covey.cli.flags import UsageError, parse_one
 from covey.cli.planned import (
@@ -116,7 +117,7 @@ def reproduce(args: Sequence[str]) -> int:
         Path(flags.folder),
         jobs=own.jobs,
         ray=own.ray,
-        flatness=flags.flatness,
+        around=Around(flags.flatness, flags.interpolation),
         results=results,
     )
 

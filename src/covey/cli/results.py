@@ -118,17 +118,21 @@ def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:
         **kept["dataset"],
         "root": None,
     }  # where data lie on this machine is nobody else's business
+    scores = dict(Evaluation.load(folder).scores)
+    del scores["members"]  # each member's, which add up to their mean
     found = {
         "label": label,
         "repeat": repeat,
         "seconds": settings["seconds"],
         "ended": settings["ended"],
         "settings": kept,
-        "scores": _short(Evaluation.load(folder).scores),
+        "scores": _short(scores),
         "cost": _short(read_json(folder / run.COST, stored.COST)),
     }
     if (folder / run.COLLAPSED).exists():
         found["collapsed"] = _short(read_json(folder / run.COLLAPSED, Named(Named())))
+    if subsets := run.read_subsets(folder):
+        found["subsets"] = _short(subsets)
     return found
 
 
@@ -143,10 +147,7 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
-        kept = {key: each for key, each in value.items() if key not in LEFT_OUT}
-        if isinstance(kept.get("members"), list):  # each member's scores, which add up to their mean
-            del kept["members"]
-        return {key: _short(each) for key, each in kept.items()}
+        return {key: _short(each) for key, each in value.items() if key not in LEFT_OUT}
     if isinstance(value, list):
         return [_short(each) for each in value]
     return value

@@ -25,14 +25,16 @@ from covey.errors import StoreError
 from covey.files import write_text
 from covey.locks import locked
 from covey.report import Run
+from covey.report.members import clusters_by_depth
 from covey.schema import read_json, read_text
-from covey.scores import Cost, Evaluation, evaluate, stored
+from covey.scores import Cost, Evaluation, Measured, anytime, evaluate, stored
 from covey.scores import cost as costs
 from covey.train import History, checkpoint, fit
 from covey.zoo import from_file
 
 _log = logging.getLogger("covey")
-COST, COLLAPSED = "cost.json", "collapsed.json"
+COST, COLLAPSED, SUBSETS = "cost.json", "collapsed.json", "subsets.json"
+SUBSETS_SAMPLES = 10_000  # of the test data, at most
 STATISTICS_BATCHES = 20  # of 512 training samples, to estimate norms' statistics of an averaged network anew
 
 
@@ -146,7 +148,7 @@ def _stored(folder: Path) -> str | None:
 
 def _drop_scores(folder: Path) -> None:
     """Remove scores and cost of an ensemble that another one took the place of."""
-    for name in ("evaluation.json", "outputs.npz", COST, COLLAPSED):
+    for name in ("evaluation.json", "outputs.npz", COST, COLLAPSED, SUBSETS):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -232,6 +234,18 @@ def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
     write_text(folder / COLLAPSED, json.dumps(scores))
 
 
+def score_subsets(folder: Path, ensemble: Ensemble, data: Data) -> None:
+    """Score and time every subset of the members on test data, and write it to the folder.
+
+    The clusters of layers that share templates stand in the same file, where the method has any.
+    """
+    inputs, targets = next(data.test.in_order(SUBSETS_SAMPLES))
+    found = anytime(ensemble, data.prepare(inputs), targets).to_dict()
+    if "clusters" in ensemble.layout.facts:
+        found["clusters"] = clusters_by_depth(ensemble)
+    write_text(folder / SUBSETS, json.dumps(found))
+
+
 def measure_cost(folder: Path, ensemble: Ensemble, data: Data, place: Path | None = None) -> None:
     """Measure what the ensemble of a run costs here, and write it to its folder, or to another place."""
     example = data.prepare(data.test.inputs[:32])
@@ -242,6 +256,7 @@ def measure_cost(folder: Path, ensemble: Ensemble, data: Data, place: Path | Non
 
 def result(folder: Path, label: str, repeat: int, place: Path | None = None) -> Run:
     """A trained, scored and measured run as the report takes it; scores and cost may lie in another place."""
+    subsets = read_subsets(folder)
     return Run(
         method=label,
         seed=repeat,
@@ -249,7 +264,15 @@ def result(folder: Path, label: str, repeat: int, place: Path | None = None) -> 
         cost=Cost.from_dict(read_json((place or folder) / COST, stored.COST)),
         history=read_history(folder),
         settings=read_settings(folder),
+        subsets=Measured.from_dict(subsets) if subsets else None,
+        clusters=subsets.get("clusters", ()),
     )
+
+
+def read_subsets(folder: Path) -> Mapping[str, Any]:
+    """What `score_subsets` wrote; nothing if it was not asked for."""
+    path = folder / SUBSETS
+    return read_json(path, stored.SUBSETS) if path.exists() else {}
 
 
 def headline(evaluation: Evaluation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -263,7 +263,15 @@ def landscape(results: Results, looks: Looks) -> list[Figure]:
         ("t", "loss"),
         ("Position from one to the other", "Loss"),
     )
-    return [*_draw(flatness, looks), *_draw(between, looks)]
+    right_between = _landscape_plot(
+        results,
+        "interpolation",
+        "Accuracy between two members",
+        ("t", "accuracy"),
+        ("Position from one to the other", "Accuracy"),
+    )
+    right_between = replace(right_between, name="interpolation-accuracy")
+    return [*_draw(flatness, looks), *_draw(between, looks), *_draw(right_between, looks)]
 
 
 def _landscape_plot(

@@ -12,7 +12,7 @@ from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
 from covey.report.style import Figure, Look, blank, finish, label, looks, styled
 from covey.scores.landscape import interpolation
-from covey.scores.subsets import Anytime, CostAxis
+from covey.scores.subsets import CostAxis, Measured
 
 
 def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:
@@ -22,26 +22,41 @@ def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:
         ensemble: SuperWeights.
         labels: what to call the networks; "member 0", ... by default.
     """
+    return draw_clusters(clusters_by_depth(ensemble), labels)
+
+
+def clusters_by_depth(ensemble: Ensemble) -> list[list[int]]:
+    """The clusters of each network's layers, in the order of depth."""
     cluster_of = _clusters(ensemble)
-    sizes = Counter(cluster_of.values())
+    found = []
+    for body in range(len(ensemble.records)):
+        names = [name for name, _ in ensemble.skeleton(body).named_parameters()]
+        found.append([cluster_of[body, name] for name in names if (body, name) in cluster_of])
+    return found
+
+
+def draw_clusters(
+    by_depth: Sequence[Sequence[int]], labels: Sequence[str] | None = None, name: str = ""
+) -> Figure:
+    """The figure of `clusters`, from what `clusters_by_depth` found; a name stands in its title."""
+    sizes = Counter(cluster for layers in by_depth for cluster in layers)
     shared = {cluster for cluster, size in sizes.items() if size > 1}
-    networks = len(ensemble.records)
+    networks = len(by_depth)
     if labels is None:
         labels = [f"member {k}" for k in range(networks)]
+    title = "Cluster membership by member and depth" + (f": {name}" if name else "")
     with styled():
         figure, axes = blank((6.4, 0.7 + 0.45 * networks))
-        for body in range(networks):
-            names = [name for name, _ in ensemble.skeleton(body).named_parameters()]
-            in_order = [cluster_of[body, name] for name in names if (body, name) in cluster_of]
-            for depth, cluster in enumerate(in_order):
+        for body, layers in enumerate(by_depth):
+            for depth, cluster in enumerate(layers):
                 colour = f"C{cluster % 10}" if cluster in shared else "none"
                 _draw_layer(axes, body, depth, cluster, colour)
         axes.set_yticks(range(networks), [label(text) for text in labels])
         axes.set_xlabel("layer, by depth; the number and colour are its cluster, white stands alone")
         axes.invert_yaxis()
         axes.grid(visible=False)
-        told = f"{len(sizes)} clusters of {len(cluster_of)} layers, {len(shared)} of more than one layer."
-        return finish(figure, "clusters", "Cluster membership by member and depth", told)
+        told = f"{len(sizes)} clusters of {sum(sizes.values())} layers, {len(shared)} of more than one layer."
+        return finish(figure, "clusters", title, told)
 
 
 def _clusters(ensemble: Ensemble) -> dict[tuple[int, str], int]:
@@ -70,26 +85,26 @@ def _draw_layer(axes: Any, body: int, depth: int, cluster: int, colour: str) -> 
     axes.text(depth + 0.46, body, str(cluster), ha="center", va="center", fontsize=6.5)
 
 
-def anytime(found: Mapping[str, Anytime], by: CostAxis = "milliseconds") -> Figure:
+def anytime(found: Mapping[str, Measured], by: CostAxis = "milliseconds") -> Figure:
     """Score against cost: every subset as a point, each ensemble's front as a line."""
     names = list(found)
     batch = found[names[0]].batch
     units = {"milliseconds": f"ms for a batch of {batch}", "multiply_adds": "multiply-adds"}
     told = []
     with styled():
-        figure, axes = blank()
+        figure, axes = blank((6.4, 3.8))
         for name, look in looks(names, names[0]).items():
             _draw_subsets(axes, found[name], by, name, look)
             best = max(subset.score for subset in found[name].subsets)
             told.append(f"{name}: best {best:.4f}")
         axes.set_xlabel(units[by])
         axes.set_ylabel("score")
-        axes.legend()
+        figure.legend(loc="outside right upper")
         title = "Score of subsets of members against their cost"
         return finish(figure, f"anytime-{by}", title, "; ".join(told))
 
 
-def _draw_subsets(axes: Any, found: Anytime, by: CostAxis, name: str, look: Look) -> None:
+def _draw_subsets(axes: Any, found: Measured, by: CostAxis, name: str, look: Look) -> None:
     costs = [getattr(subset, by) for subset in found.subsets]
     scores = [subset.score for subset in found.subsets]
     axes.scatter(costs, scores, s=8, color=look.colour, alpha=0.4)

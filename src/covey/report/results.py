@@ -10,6 +10,7 @@ from covey.errors import EvaluationError, suggest
 from covey.scores.cost import Cost
 from covey.scores.evaluation import Evaluation
 from covey.scores.statistics import Comparison, Summary, compare, summary
+from covey.scores.subsets import Measured
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Run:
         history: one row for each epoch or step of training, such as {"epoch": 1, "train_loss": 0.7}.
         settings: what is needed to repeat the run, as plain JSON.
         landscape: results of `covey.scores.landscape` by "flatness", "interpolation" or "plane".
+        subsets: what subsets of its members cost and score.
+        clusters: of members whose layers share templates, each network's clusters by depth.
     """
 
     method: str
@@ -33,6 +36,8 @@ class Run:
     history: Sequence[Mapping[str, Any]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     landscape: Mapping[str, Any] = field(default_factory=dict)
+    subsets: Measured | None = None
+    clusters: Sequence[Sequence[int]] = ()
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from covey.scores.subsets import Measured
 from covey.tables import counted
 
-from . import curves, evidence, figures
+from . import curves, evidence, figures, members
 from .evidence import Table
 from .fronts import fronts
 from .pictures import Pictures, examples
@@ -44,6 +45,11 @@ ROBUSTNESS = (
 LANDSCAPE = (
     "The rise of the loss when weights are disturbed, the loss between two members, and accuracy and NLL on the "
     "plane through three."
+)
+MEMBERS = (
+    "For the first seed of each method: subsets of the members with their cost and their score, and a line through those "
+    "that no cheaper one beats. Subsets are told apart by the test samples themselves, so the line is a little too good. "
+    "Where layers share templates, which layer of which member belongs to which cluster."
 )
 TRAINING = "What training recorded; mean over seeds, band of one standard deviation."
 CLASSES = (
@@ -87,6 +93,7 @@ def sections(results: Results, looks: Looks) -> list[Section]:
             _ood(results, looks),
             _diversity(results, looks),
             Section("robustness", "Corrupted inputs", ROBUSTNESS, curves.severity(results, looks)),
+            _members(results),
             _landscape(results, looks),
             Section("training", "Training", TRAINING, curves.training(results, looks)),
             _examples(results),
@@ -122,6 +129,25 @@ def _diversity(results: Results, looks: Looks) -> Section:
     drawn = figures.disagreement(results, looks)
     tables = evidence.diversity(results)
     return Section("diversity", "Diversity", DIVERSITY, drawn, tables)
+
+
+def _members(results: Results) -> Section:
+    """Subsets of members against their cost, and which layers share templates; of each method's first seed."""
+    subsets: dict[str, Measured] = {}
+    drawn = []
+    for method in results.methods:
+        first = method.runs[0]
+        if first.subsets is not None:
+            subsets[method.name] = first.subsets
+        if first.clusters:
+            drawn.append(members.draw_clusters(first.clusters, name=method.name))
+    if subsets:
+        fronts_of_subsets = [
+            members.anytime(subsets, "multiply_adds"),
+            members.anytime(subsets, "milliseconds"),
+        ]
+        drawn = [*fronts_of_subsets, *drawn]
+    return Section("members", "Members and their subsets", MEMBERS, drawn)
 
 
 def _landscape(results: Results, looks: Looks) -> Section:

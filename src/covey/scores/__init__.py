@@ -7,7 +7,7 @@ from .cost import Cost, measure_cost
 from .evaluation import Evaluation
 from .record import Record
 from .running import evaluate, score
-from .subsets import Anytime, anytime
+from .subsets import Anytime, Measured, anytime
 
 __all__ = [
     "Anytime",
@@ -15,6 +15,7 @@ __all__ = [
     "Cost",
     "Evaluation",
     "Intervals",
+    "Measured",
     "Record",
     "Temperature",
     "anytime",

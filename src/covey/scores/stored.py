@@ -129,6 +129,25 @@ COST = Record(
     },
     optional={"training_seconds": Maybe(Number(0, _REACH)), "clock": Word(("wall", "cpu"))},
 )
+SUBSETS = Record(
+    {
+        "batch": Whole(1),
+        "subsets": Many(
+            Record(
+                {
+                    "members": Many(Whole(), least=1),
+                    "multiply_adds": Whole(),
+                    "milliseconds": Number(0, _REACH),
+                    "score": _VALUE,
+                }
+            ),
+            least=1,
+        ),
+    },
+    optional={"clusters": Many(Many(Whole()))},
+)
+"""What each subset of members costs and scores."""
+
 HISTORY = Named(Maybe(Either((Word(), Number(finite=False)))))
 """A row of history.jsonl."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import combinations
 from statistics import median
@@ -42,8 +42,8 @@ class Subset:
 
     Args:
         members: which, in the order of running.
-        multiply_adds: of one sample.
-        milliseconds: for a batch of the measured size, members one after another.
+        multiply_adds: of one sample; what members share counts once where the ensemble's run computes it once.
+        milliseconds: for a batch of the measured size, likewise.
         score: of the combined answer; higher is better.
     """
 
@@ -54,16 +54,14 @@ class Subset:
 
 
 @dataclass(frozen=True)
-class Anytime:
-    """Answers within a budget of time, from the best subset of members that fits into it.
+class Measured:
+    """What every subset of an ensemble's members costs and scores.
 
     Args:
-        ensemble: whose members they are.
         subsets: what was measured, cheapest first.
         batch: the batch size that times are for.
     """
 
-    ensemble: Ensemble = field(repr=False)
     subsets: tuple[Subset, ...] = field(repr=False)
     batch: int
 
@@ -78,6 +76,27 @@ class Anytime:
             if not front or subset.score > front[-1].score:
                 front.append(subset)
         return front
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {"batch": self.batch, "subsets": [asdict(subset) for subset in self.subsets]}
+
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> Measured:
+        """What `to_dict` gave."""
+        subsets = [Subset(**{**each, "members": tuple(each["members"])}) for each in found["subsets"]]
+        return Measured(tuple(subsets), found["batch"])
+
+
+@dataclass(frozen=True)
+class Anytime(Measured):
+    """Answers within a budget of time, from the best subset of members that fits into it.
+
+    Args:
+        ensemble: whose members they are.
+    """
+
+    ensemble: Ensemble = field(repr=False)
 
     def best(self, budget_ms: float, samples: int | None = None) -> Subset:
         """The best subset for a time, by what was measured.
@@ -158,19 +177,23 @@ def anytime(
     """
     score = _check(ensemble, inputs, targets, score)
     batch = min(batch, len(inputs))
+    every = range(ensemble.members)
     outputs, adds, milliseconds = [], [], []
-    for member in range(ensemble.members):
+    for member in every:
         parts = [_member_outputs(ensemble, part, member) for part in inputs.split(batch)]
         outputs.append(torch.cat(parts))
         adds.append(multiply_adds(ensemble.member(member), inputs[:1]))
-        milliseconds.append(_member_milliseconds(ensemble, inputs[:batch], member, repeats))
+        milliseconds.append(_milliseconds(ensemble, inputs[:batch], [member], repeats))
+    with ensemble.evaluating():
+        work = _Cost.of(adds, multiply_adds(ensemble, inputs[:1]))
+    time = _Cost.of(milliseconds, _milliseconds(ensemble, inputs[:batch], every, repeats))
 
     def measured(members: Sequence[int]) -> Subset:
         answer = ensemble.answer(every_output[list(members)])
         return Subset(
             members=tuple(members),
-            multiply_adds=sum(adds[k] for k in members),
-            milliseconds=sum(milliseconds[k] for k in members),
+            multiply_adds=round(work(members)),
+            milliseconds=time(members),
             score=_score(answer, targets, score),
         )
 
@@ -180,7 +203,7 @@ def anytime(
     else:
         subsets = _all_subsets(ensemble.members, measured)
     subsets.sort(key=lambda subset: subset.milliseconds)
-    return Anytime(ensemble, tuple(subsets), batch)
+    return Anytime(tuple(subsets), batch, ensemble)
 
 
 def _check(ensemble: Ensemble, inputs: Tensor, targets: Tensor, score: str | None) -> str:
@@ -205,10 +228,29 @@ def _member_outputs(ensemble: Ensemble, x: Tensor, member: int) -> Tensor:
         return ensemble(x, members=[member])[0]
 
 
-def _member_milliseconds(ensemble: Ensemble, x: Tensor, member: int, repeats: int) -> float:
+def _milliseconds(ensemble: Ensemble, x: Tensor, members: Sequence[int], repeats: int) -> float:
     with ensemble.evaluating(), torch.no_grad():
-        seconds = timings(partial(ensemble, x, members=[member]), repeats=repeats, warmup=2)
+        seconds = timings(partial(ensemble, x, members=list(members)), repeats=repeats, warmup=2)
     return 1e3 * median(seconds)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What members cost together: the sum of each one's, less what each after the first has for nothing."""
+
+    each: Sequence[float]
+    shared: float
+
+    @staticmethod
+    def of(each: Sequence[float], together: float) -> _Cost:
+        """From what each member costs alone and all of them together, in proportion to their number."""
+        if len(each) == 1:
+            return _Cost(each, 0.0)
+        saved = (sum(each) - together) / (len(each) - 1)
+        return _Cost(each, min(saved, *each))  # one more member never makes an answer cheaper
+
+    def __call__(self, members: Sequence[int]) -> float:
+        return sum(self.each[k] for k in members) - (len(members) - 1) * self.shared
 
 
 def _all_subsets(members: int, measured: Callable[[Sequence[int]], Subset]) -> list[Subset]:
