@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -104,18 +105,19 @@ def test_every_subset_of_members_is_scored_and_drawn(place):
     assert {"interpolation", "interpolation-accuracy"} <= drawn
 
 
-def test_a_run_without_its_subsets_is_not_done(place):
+@pytest.mark.parametrize("file", [run.SUBSETS, run.COLLAPSED])
+def test_a_run_without_a_score_that_is_asked_for_is_not_done(place, file):
     recipe = recipes.read(str(place[0] / "digits.toml"))
     flags, base = planned.from_recipe(recipe, "full")
     (one, _) = planned.planned_runs(base, replace(flags, folder=str(place[0] / "runs")))
     assert planned.is_done(one)
     assert not planned.is_done(replace(one, folder=one.folder.parent / "another"))
-    subsets = one.folder / run.SUBSETS
+    subsets = one.folder / file
     text = subsets.read_text()
     subsets.unlink()
     try:
         assert not planned.is_done(one)
-        assert planned.is_done(replace(one, subsets=False))
+        assert planned.is_done(replace(one, subsets=False, collapsed=False))
     finally:
         subsets.write_text(text)
 
@@ -128,8 +130,10 @@ def test_clusters_of_layers_stand_beside_the_subsets(tmp_path):
     run.score_subsets(tmp_path, ensemble, data)
     found = run.read_subsets(tmp_path)
     groups = ensemble.layout.facts["clusters"]
-    assert sorted(sum(found["clusters"], [])) == sorted(k for k, group in enumerate(groups) for _ in group)
-    assert members.draw_clusters(found["clusters"], name="SuperWeights").alt.startswith(f"{len(groups)} clusters")
+    sizes = Counter(cluster for by_depth in found["clusters"] for cluster in by_depth)
+    assert sizes == {number: len(layers) for number, layers in enumerate(groups)}
+    drawn = members.draw_clusters(found["clusters"], name="SuperWeights")
+    assert drawn.alt.startswith(f"{len(groups)} clusters of {sizes.total()} layers")
 
 
 RUNS = '{"format": 1, "planned": 1, "runs": '

@@ -128,7 +128,7 @@ def do_run(one: PlannedRun) -> str | None:
             run.score(one.folder, history.ensemble, data, corruptions=one.corruptions)
             if one.subsets:
                 run.score_subsets(one.folder, history.ensemble, data)
-            if one.collapsed and history.ensemble.members > 1:
+            if one.collapsed:
                 run.score_collapsed(one.folder, history.ensemble, data)
             run.measure_cost(one.folder, history.ensemble, data)
     except (CoveyError, OSError) as error:

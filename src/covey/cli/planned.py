@@ -166,7 +166,8 @@ def has_ended(one: PlannedRun) -> bool:
 
 def is_done(one: PlannedRun) -> bool:
     """Whether the run was done with these settings; its cost is written last."""
-    if not has_ended(one) or (one.subsets and not (one.folder / run.SUBSETS).exists()):
+    asked = {run.COST: True, run.SUBSETS: one.subsets, run.COLLAPSED: one.collapsed}
+    if any(wanted and not (one.folder / name).exists() for name, wanted in asked.items()):
         return False
     found = reading.settings_of(reading.read_settings(one.folder))
     return replace(found, machine=one.settings.machine) == one.settings

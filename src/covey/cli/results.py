@@ -130,7 +130,9 @@ def entry(label: str, repeat: int, folder: Path) -> dict[str, Any]:
         "cost": _short(read_json(folder / run.COST, stored.COST)),
     }
     if (folder / run.COLLAPSED).exists():
-        found["collapsed"] = _short(read_json(folder / run.COLLAPSED, Named(Named())))
+        collapsed = _short(read_json(folder / run.COLLAPSED, Named(Named())))
+        if collapsed:
+            found["collapsed"] = collapsed
     if subsets := run.read_subsets(folder):
         found["subsets"] = _short(subsets)
     return found

@@ -223,8 +223,14 @@ def score(
 
 
 def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
-    """Score every way of averaging the members' weights into one network, and write the scores to the folder."""
+    """Score every way of averaging the members' weights into one network, and write the scores to the folder.
+
+    One member is one network already, and has none.
+    """
     scores: dict[str, Any] = {}
+    if ensemble.members == 1:
+        write_text(folder / COLLAPSED, json.dumps(scores))
+        return
     norms: Literal["exact", "mean"]
     for norms in ("exact", "mean"):
         scores[norms] = evaluate(collapse(ensemble, norms=norms), data).scores["ensemble"]

@@ -47,9 +47,9 @@ LANDSCAPE = (
     "plane through three."
 )
 MEMBERS = (
-    "For the first seed of each method: subsets of the members with their cost and their score, and a line through those "
-    "that no cheaper one beats. Subsets are told apart by the test samples themselves, so the line is a little too good. "
-    "Where layers share templates, which layer of which member belongs to which cluster."
+    "For the first seed of each method: subsets of the members with their cost and their score, and a line through "
+    "those that no cheaper one beats. Subsets are told apart by the test samples themselves, so the line is a little "
+    "too good. Where layers share templates, which layer of which member belongs to which cluster."
 )
 TRAINING = "What training recorded; mean over seeds, band of one standard deviation."
 CLASSES = (
