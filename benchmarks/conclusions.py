@@ -2,6 +2,8 @@
 
 A method is held against a single network of the *same* multiply-adds, read off the curve of single networks of three
 widths, seed by seed. A gain counts if a paired t-test over seeds tells it from chance; one seed cannot tell anything.
+Of many tests some find a difference by chance alone, so the page says how many would, and what withstands Holm's
+correction.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from statistics import fmean, stdev
 
 import numpy as np
 from result_rows import WORDS, Row, markdown, origin, read, rows, waiting
-from scipy import stats
 
-CONFIDENCE = 0.95
+from covey.scores.statistics import SIGNIFICANCE, Comparison, compare
+
+BEYOND = 1.05  # times the widest single network's multiply-adds, a method is off the curve
+MARK = " †"
 AUROC = ("scores", "ood", "mean", "entropy", "auroc")
 
 
@@ -55,13 +59,48 @@ def verdicts(name: str) -> str:
         return waiting(name)
     judged = [row for label, row in table.items() if not label.startswith("single")]
     judged.sort(key=lambda row: -_mean(gains(row, table, SCORES[0])))
+    widest = _widths(table)[-1].mean("cost", "multiply_adds")
     lines = []
+    tests: dict[str, Comparison] = {}
     for row in judged:
+        name = WORDS.get(row.label, row.label)
         each = {score.words: gains(row, table, score) for score in SCORES}
+        for words, gained in each.items():
+            if len(gained) > 1:
+                tests[f"{name} ({words})"] = tested(gained)
         cells = [_gain(each[score.words], score) for score in SCORES]
-        lines.append([WORDS.get(row.label, row.label), str(len(row.runs)), *cells, _verdict(each)])
+        mark = MARK if row.mean("cost", "multiply_adds") > BEYOND * widest else ""
+        lines.append([name + mark, str(len(row.runs)), *cells, _verdict(each)])
     headings = ["method", "seeds", *(f"{score.words} gained" for score in SCORES), "beyond chance"]
-    return f"{markdown(headings, lines)}\n\n{origin(found)}"
+    off = f"{MARK.strip()} needs more multiply-adds than the widest single network, which it is held against."
+    return "\n\n".join([markdown(headings, lines), f"{off} {_many(tests)}", origin(found)])
+
+
+def tested(gained: list[float]) -> Comparison:
+    """A paired t-test of gains over seeds against none."""
+    return compare(dict(enumerate(gained)), dict.fromkeys(range(len(gained)), 0.0))
+
+
+def _many(tests: Mapping[str, Comparison]) -> str:
+    """How many tests there were, how many found something, and what is left if all are to be right at once."""
+    count = len(tests)
+    found = sum((test.p or 0.0) < SIGNIFICANCE for test in tests.values())
+    left = holm({name: test.p or 0.0 for name, test in tests.items()})
+    kept = ", ".join(left) if left else "nothing"
+    return (
+        f"Of {count} tests at {100 * SIGNIFICANCE:.0f} %, {found} tell a difference; chance alone would let "
+        f"{count * SIGNIFICANCE:.0f} do so. Corrected for their number (Holm), so that all at once are right: {kept}."
+    )
+
+
+def holm(p_values: Mapping[str, float]) -> list[str]:
+    """The tests that withstand Holm's correction: the least p of n against 5 % / n, the next against 5 % / (n - 1)."""
+    kept = []
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        if p_values[name] >= SIGNIFICANCE / (len(p_values) - rank):
+            break
+        kept.append(name)
+    return kept
 
 
 def gains(row: Row, table: Mapping[str, Row], score: Score) -> list[float]:
@@ -82,13 +121,17 @@ def _widths(table: Mapping[str, Row]) -> list[Row]:
 
 
 def _on_the_curve(table: Mapping[str, Row], score: Score, cost: float, repeat: int) -> float:
-    """What a single network of this many multiply-adds would score; the widest stands for all that is wider."""
+    """What a single network of this many multiply-adds would score; the widest stands for all that is wider.
+
+    A curve of which a width is missing for this seed would be another one: then it is not known.
+    """
     costs, scores = [], []
     for row in _widths(table):
         same = [run for run in row.runs if run["repeat"] == repeat]
-        if same:
-            costs.append(log2(row.mean("cost", "multiply_adds")))
-            scores.append(Row("", same).mean(*score.path))
+        if not same:
+            return nan
+        costs.append(log2(row.mean("cost", "multiply_adds")))
+        scores.append(Row("", same).mean(*score.path))
     return float(np.interp(log2(cost), costs, scores)) if costs else nan
 
 
@@ -117,9 +160,7 @@ def sure(found: list[float]) -> int:
     """1 or -1 where a paired t-test tells a difference from chance; 0 where it does not, or cannot."""
     if len(found) < 2:
         return 0
-    margin = stats.t.ppf((1 + CONFIDENCE) / 2, len(found) - 1) * stdev(found) / len(found) ** 0.5
-    mean = fmean(found)
-    return 0 if abs(mean) <= margin else (1 if mean > 0 else -1)
+    return {"higher": 1, "lower": -1}.get(tested(found).verdict, 0)
 
 
 # --- which to take ----------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@
 
 The network is the peer's own ResNet-18 at a quarter of its width; covey converts it, the peer has an ensemble of it for
 each method. 3,000 images of clothes for training, 2,000 for the test (`fashion-mnist-small`), SGD with Nesterov
-momentum, a cosine schedule, no augmentation. The loss of both is the sum over members of each one's mean. Both of a
-pair are trained in one process, in turns of an epoch on the same minibatches, so that the ratio of their times is fair
-on a busy machine.
+momentum, a cosine schedule, no augmentation. The loss of both is the sum over members of each one's mean, and what
+members share gets the mean of their gradients: covey scales it so, and hooks do it in the peer's networks. The peer's
+rank-one factors get the learning rate and the decay that covey gives its own. Both of a pair are trained in one
+process, in turns of an epoch on the same minibatches, so that the ratio of their times is fair on a busy machine.
 
 torch-uncertainty wants an environment of its own, with covey[data] in it. torchvision's operators, which the CPU build
 of torch lacks, are declared below.
@@ -73,8 +74,18 @@ def plain(network: nn.Module) -> Contestant:
     )
 
 
-def peers(network: nn.Module, members: int) -> Contestant:
-    """An ensemble of the peer, whose output has members before samples in one axis."""
+FACTORS = ("r_group", "s_group")
+"""What the peer calls the vectors of its BatchEnsemble."""
+
+
+def peers(network: nn.Module, members: int, *, sharing: bool = False) -> Contestant:
+    """An ensemble of the peer, whose output has members before samples in one axis.
+
+    Args:
+        network: the peer's.
+        members: how many.
+        sharing: whether its members share weights, whose gradients are to be means over members then.
+    """
 
     def logits(x: Tensor) -> Tensor:
         return network(x).unflatten(0, (members, -1))
@@ -82,7 +93,23 @@ def peers(network: nn.Module, members: int) -> Contestant:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return sum(nn.functional.cross_entropy(each, y) for each in logits(x))
 
-    return Contestant([{"params": list(network.parameters())}], loss, logits, network)
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    if sharing:
+        for name, parameter in trained.items():
+            if not _is_a_members_own(name, parameter, members):
+                parameter.register_hook(lambda gradient: gradient / members)
+    factors = [p for name, p in trained.items() if name.endswith(FACTORS)]
+    others = [p for name, p in trained.items() if not name.endswith(FACTORS)]
+    groups: list[dict[str, Any]] = [{"params": others}]
+    if factors:
+        groups.append({"params": factors, "lr": covey.BatchEnsemble.lr * LR, "weight_decay": 0.0})
+    return Contestant(groups, loss, logits, network)
+
+
+def _is_a_members_own(name: str, parameter: Tensor, members: int) -> bool:
+    """Whether a tensor of the peer's has rows of members, or is one member's norm."""
+    rows = parameter.ndim == 2 and len(parameter) == members and name.endswith((*FACTORS, "bias"))
+    return rows or ".each." in name
 
 
 def coveys(method: Any, x: Tensor, network: nn.Module) -> Contestant:
@@ -120,7 +147,7 @@ def peers_rank_one(*, own_norms: bool) -> Contestant:
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.BatchNorm2d):
                     setattr(module, name, OwnNorms(child))
-    return peers(network, MEMBERS)
+    return peers(network, MEMBERS, sharing=True)
 
 
 PAIRS: dict[str, tuple[Callable[[], Contestant], Callable[[Tensor], Contestant]]] = {
@@ -147,6 +174,7 @@ PAIRS: dict[str, tuple[Callable[[], Contestant], Callable[[Tensor], Contestant]]
                 **SHAPE, num_estimators=MEMBERS, scale=2.0, conv_bias=False, repeat_strategy="legacy"
             ),
             MEMBERS,
+            sharing=True,
         ),
         lambda x: coveys(covey.Masksembles(members=MEMBERS, scale=2.0), x, peer.resnet(**SHAPE)),
     ),

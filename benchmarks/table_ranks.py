@@ -2,17 +2,20 @@
 
 The splits of one set share most of their rows, so their scores are not independent, and a plain t-test would find
 differences too easily. The variance is enlarged by the share of test to training rows (Nadeau and Bengio, 2003).
+Methods are ranked on the splits that all of them were run on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev, variance
+from statistics import fmean, stdev
 
 from result_rows import Row, markdown, origin, read, rows, waiting
 from scipy import stats
 
-CONFIDENCE = 0.95
+from covey.scores.statistics import compare
+from covey.tables import counted
+
 LIKELIHOOD = {
     "promise-tables-small": "gaussian_nll",
     "promise-tables-large": "gaussian_nll",
@@ -20,7 +23,10 @@ LIKELIHOOD = {
     "promise-tables-classes": "nll",
 }
 ACCURACY = {"gaussian_nll": "rmse", "nll": "accuracy"}
-TESTED = {"gaussian_nll": 0.1, "nll": 0.2}  # share of the rows in a test split
+OVERLAP = {
+    "gaussian_nll": 0.1 / 0.81,
+    "nll": 0.2 / 0.7,
+}  # test over training rows; the rest is for validation
 BOOSTING = "promise-tables-boosting"
 WORDS = {"gaussian_nll": "NLL", "nll": "NLL", "rmse": "RMSE", "accuracy": "accuracy"}
 
@@ -69,7 +75,12 @@ def _table(sets: Sets, scores: Mapping[str, str]) -> str:
         lines.append([f"{data.removeprefix('uci/')}, {WORDS[score]}", *cells])
     whole = {data: by_method for data, by_method in sets.items() if len(by_method) == len(methods)}
     if whole:  # a rank among some of the methods says nothing beside one among all
-        lines.append(["**mean rank**", *_ranks(whole, scores, methods)])
+        lines.append(
+            [
+                f"**mean rank, {counted(len(whole), 'set')} (± standard error)**",
+                *_ranks(whole, scores, methods),
+            ]
+        )
     lines.append(["**better, worse than single**", *(_counted(sets, scores, method) for method in methods)])
     return markdown(["set and score", *methods], lines)
 
@@ -92,16 +103,17 @@ def _ranks(sets: Sets, scores: Mapping[str, str], methods: Sequence[str]) -> lis
     """The mean over sets of every method's rank, 1 being best, with its standard error."""
     ranks: dict[str, list[float]] = {method: [] for method in methods}
     for data, by_method in sets.items():
-        score = scores[data]
-        means = [_sign(score) * row.mean("scores", "ensemble", score) for row in by_method.values()]
+        found = [_by_split(row, scores[data]) for row in by_method.values()]
+        shared = set.intersection(*(set(each) for each in found))
+        means = [fmean(each[split] for split in shared) for each in found]
         places = stats.rankdata(means)  # equal ones share a rank
         for method, place in zip(by_method, places, strict=True):
             ranks[method].append(float(place))
     cells = []
     for method in methods:
-        found = ranks[method]
-        error = stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
-        cells.append(f"**{fmean(found):.1f} ± {error:.1f}**")
+        each = ranks[method]
+        error = stdev(each) / len(each) ** 0.5 if len(each) > 1 else 0.0
+        cells.append(f"**{fmean(each):.1f} ± {error:.1f}**")
     return cells
 
 
@@ -118,15 +130,11 @@ def _counted(sets: Sets, scores: Mapping[str, str], method: str) -> str:
 
 def _beyond_chance(row: Row, single: Row, score: str) -> int:
     """1 or -1 where a corrected paired t-test over splits tells a method from the single network, else 0."""
-    known = {run["repeat"]: _sign(score) * run["scores"]["ensemble"][score] for run in single.runs}
-    gains = []
-    for run in row.runs:
-        if run["repeat"] in known:
-            gains.append(known[run["repeat"]] - _sign(score) * run["scores"]["ensemble"][score])
-    if len(gains) < 2:
-        return 0
-    test = TESTED["nll" if score in ("accuracy", "nll") else "gaussian_nll"]
-    error = (variance(gains) * (1 / len(gains) + test / (1 - test))) ** 0.5
-    margin = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(gains) - 1)) * error
-    mean = fmean(gains)
-    return 0 if abs(mean) <= margin else (1 if mean > 0 else -1)
+    overlap = OVERLAP["nll" if score in ("accuracy", "nll") else "gaussian_nll"]
+    found = compare(_by_split(row, score), _by_split(single, score), overlap=overlap)
+    return {"lower": 1, "higher": -1}.get(found.verdict, 0)
+
+
+def _by_split(row: Row, score: str) -> dict[int, float]:
+    """A score by split, lower being better."""
+    return {run["repeat"]: _sign(score) * run["scores"]["ensemble"][score] for run in row.runs}

@@ -77,6 +77,19 @@ def test_only_what_a_paired_test_tells_from_chance_is_sure(found: list[float], v
     assert made.sure(found) == verdict
 
 
+def test_a_curve_without_one_of_its_widths_is_no_curve() -> None:
+    made, table = _table([0.35, 0.38])
+    table["single width=2"].runs.pop()
+    assert made.gains(table["packed"], table, made.SCORES[0]) == pytest.approx([0.05])
+
+
+def test_of_many_tests_only_those_count_that_withstand_holms_correction() -> None:
+    made = importlib.import_module("conclusions")
+    assert made.holm({"a": 0.02, "b": 0.012, "c": 0.9, "d": 0.03}) == ["b"]  # against 0.0125, 0.0167
+    assert made.holm({"a": 0.016, "b": 0.012, "c": 0.04, "d": 0.024}) == ["b", "a", "d", "c"]
+    assert made.holm({"a": 0.02, "b": 0.02, "c": 0.02}) == []
+
+
 def test_what_does_not_fit_a_budget_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = _table([0.35])
     runs = [_run("single", 0, 1.0, 0.5), _run("packed", 0, 1.0, 0.4), _run("deep-ensemble", 0, 4.0, 0.3)]
@@ -112,8 +125,8 @@ def test_splits_that_share_rows_are_no_independent_evidence(gain: float, verdict
 
 def test_ranks_are_over_the_sets_that_all_methods_have() -> None:
     made = importlib.import_module("table_ranks")
-    full = {"single": _splits([1.0, 1.0]), "packed": _splits([0.5, 0.5])}
+    full = {"single": _splits([1.0, 1.0, 0.1]), "packed": _splits([0.5, 0.5])}  # split 2 is single's alone
     sets = {"yacht": full, "energy": {"single": _splits([1.0])}}
     lines = made._table(sets, {"yacht": "rmse", "energy": "rmse"}).splitlines()
-    assert lines[4] == "| **mean rank** | **2.0 ± 0.0** | **1.0 ± 0.0** |"
+    assert lines[4] == "| **mean rank, 1 set (± standard error)** | **2.0 ± 0.0** | **1.0 ± 0.0** |"
     assert lines[5].endswith("| 1, 0 of 1 |")

@@ -215,6 +215,26 @@ def test_so_many_seeds_would_tell_in_four_of_five_experiments(gain: float) -> No
     assert found[needed - 1] < 0.8 <= found[needed] + 0.01
 
 
+def test_repetitions_that_are_splits_of_one_set_are_no_independent_evidence() -> None:
+    def on(*tests: str) -> list[Run]:
+        runs = made_up({"one": [0.90, 0.91, 0.92], "many": [0.91, 0.93, 0.922]}, {"one": 1, "many": 4})
+        counts = {"train": 80, "validation": 10, "test": 10}
+        found = []
+        for run in runs:
+            record = {"counts": counts, "indices_sha256": {"test": tests[run.seed]}}
+            found.append(replace(run, settings={**run.settings, "record": record}))
+        return found
+
+    seeds, splits = gather(on("a", "a", "a")), gather(on("a", "b", "c"))
+    assert (seeds.overlap, splits.overlap) == (0.0, 0.125)
+    many, one = splits.methods[1], splits.methods[0]
+    plain = seeds.against(many, one, "accuracy")
+    enlarged = splits.against(many, one, "accuracy")
+    assert plain.difference == enlarged.difference
+    assert enlarged.p > plain.p
+    assert (seeds_needed(enlarged) or 1000) > (seeds_needed(plain) or 1000)
+
+
 def test_a_run_of_four_members_is_no_baseline() -> None:
     runs = made_up({"many": [0.9], "more": [0.95]}, {"many": 4, "more": 8})
     for run in (runs[:1], runs):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -67,6 +69,21 @@ def test_paired_test_against_scipy() -> None:
     assert (found.low, found.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
     assert statistics.compare(other, this).verdict == "lower"
     assert statistics.compare({0: 1.0, 1: 2.0, 2: 0.5}, {0: 1.1, 1: 1.8, 2: 0.6}).verdict == "within noise"
+
+
+def test_overlapping_splits_are_less_evidence_than_as_many_seeds() -> None:
+    this = {k: 0.5 + 0.1 * (k % 2) for k in range(20)}
+    other = dict.fromkeys(range(20), 0.53)
+    plain = statistics.compare(this, other)
+    enlarged = statistics.compare(this, other, overlap=0.1 / 0.9)
+    # Nadeau and Bengio (2003): the variance of the mean is s^2 (1/n + test / train)
+    ratio = math.sqrt((1 / 20 + 1 / 9) / (1 / 20))
+    assert enlarged.high - enlarged.low == pytest.approx(ratio * (plain.high - plain.low))
+    t = scipy.stats.t.isf(enlarged.p / 2, 19)
+    assert t == pytest.approx(scipy.stats.t.isf(plain.p / 2, 19) / ratio)
+    assert (plain.verdict, enlarged.verdict) == ("within noise", "within noise")
+    assert statistics.compare(this, dict.fromkeys(range(20), 0.52)).verdict == "higher"
+    assert statistics.compare(this, dict.fromkeys(range(20), 0.52), overlap=1 / 9).verdict == "within noise"
 
 
 def test_differences_without_spread() -> None:

@@ -8,7 +8,6 @@ with the mean and the deviation that they have so far.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,21 +136,22 @@ def seeds_needed(comparison: Comparison, most: int = MOST_SEEDS) -> int | None:
     if comparison.low is None or comparison.high is None or not comparison.difference:
         return None
     stats = load("scipy.stats")
+    seen, overlap = comparison.seeds, comparison.overlap
     reach = (comparison.high - comparison.low) / 2
-    deviation = reach * math.sqrt(comparison.seeds) / stats.t.ppf(0.975, comparison.seeds - 1)
+    deviation = reach / Comparison.shrinking(seen, overlap) / stats.t.ppf(0.975, seen - 1)
     for seeds in range(2, most + 1):
-        if _power(stats, abs(comparison.difference), deviation, seeds) >= POWER:
+        if _power(stats, abs(comparison.difference), deviation, seeds, overlap) >= POWER:
             return seeds
     return None
 
 
-def _power(stats: Any, difference: float, deviation: float, seeds: int) -> float:
+def _power(stats: Any, difference: float, deviation: float, seeds: int, overlap: float) -> float:
     """The chance that a paired t-test at 5 % finds a true difference with so many seeds."""
     if deviation <= ROUNDING * difference:
         return 1.0
     freedom = seeds - 1
     threshold = stats.t.ppf(0.975, freedom)
-    shift = difference / deviation * math.sqrt(seeds)
+    shift = difference / deviation / Comparison.shrinking(seeds, overlap)
     # The share of the noncentral t distribution outside the threshold, on the side of the difference: the other side
     # has next to none of it.
     return float(stats.nct.sf(threshold, freedom, shift))

@@ -119,7 +119,17 @@ class Results:
         that = other.values(key)
         if this.keys().isdisjoint(that):
             return None
-        return compare(this, that)
+        return compare(this, that, overlap=self.overlap)
+
+    @property
+    def overlap(self) -> float:
+        """Test over training samples where repetitions are splits of one set, which share most rows; else 0."""
+        records = [run.settings.get("record", {}) for run in self.baseline.runs]
+        tests = {record.get("indices_sha256", {}).get("test") for record in records}
+        counts = records[0].get("counts", {})
+        if len(tests) < 2 or not counts.get("train"):
+            return 0.0
+        return float(counts["test"]) / float(counts["train"])
 
     @property
     def reference(self) -> MethodRuns:
