@@ -2,7 +2,8 @@
 
 The paper of Packed-Ensembles says neither optimiser nor epochs for its Table 11. Adam at 0.01 with batches of 100 is
 taken, as in the classic deep-ensemble table; the number of epochs is the one whose validation NLL ranks best on average
-over sets, folds and both methods. Test splits are not looked at: a tenth of each training split is held out.
+over sets, folds and both methods. A tenth of the training rows of the first three splits is held out for that; no
+split's own test rows are looked at.
 
 Run: python benchmarks/uci_epochs.py --root DATA --folder runs/uci-epochs (resumes, also from the results of some
 sets; about an hour on one core)

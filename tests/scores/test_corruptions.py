@@ -9,8 +9,9 @@ import pytest
 import scipy.ndimage
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
+import covey
 from covey.errors import EvaluationError
 from covey.scores import corruptions, pictures, robustness
 from covey.scores.corruptions import CORRUPTIONS, corrupt
@@ -178,3 +179,42 @@ def test_published_files(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", labels[:9])
     with pytest.raises(EvaluationError, match="5 blocks of images and a label each"):
         robustness.read_cifar_c(tmp_path, "fog", 2)
+
+
+def _published(folder: Path, labels: Tensor) -> None:
+    """Files as CIFAR-10-C has them: five blocks of images for each corruption."""
+    generator = np.random.default_rng(0)
+    for name in CORRUPTIONS:
+        np.save(
+            folder / f"{name}.npy", generator.integers(0, 256, (5 * len(labels), 8, 8, 3), dtype=np.uint8)
+        )
+    np.save(folder / "labels.npy", np.tile(labels.numpy(), 5))
+
+
+def test_published_files_are_scored_in_place_of_drawn_corruptions(tmp_path: Path) -> None:
+    images, labels = torch.rand(20, 3, 8, 8), torch.randint(10, (20,))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).eval()
+    _published(tmp_path, labels)
+    found = covey.evaluate(network, (images, labels), corrupted=tmp_path).scores["robustness"]
+    foggy, _ = robustness.read_cifar_c(tmp_path, "fog", 3)
+    with torch.no_grad():
+        right = (network(foggy).argmax(-1) == labels).double().mean().item()
+    assert found["kinds"]["fog"]["3"]["accuracy"] == pytest.approx(right)
+    assert found["samples"] == 20
+    first = covey.evaluate(network, (images, labels), corrupted=tmp_path, corruptions=7).scores["robustness"]
+    assert first["samples"] == 7
+
+
+def test_published_files_of_another_test_set_are_refused_before_anything_is_run(tmp_path: Path) -> None:
+    images, labels = torch.rand(20, 3, 8, 8), torch.arange(20) % 10
+    _published(tmp_path, labels.flip(0))
+
+    class Untouched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("it ran")
+
+    with pytest.raises(EvaluationError, match="corrupted images of another test set"):
+        covey.evaluate(Untouched(), (images, labels), corrupted=tmp_path)
+    (tmp_path / "snow.npy").unlink()
+    with pytest.raises(EvaluationError, match=r"snow\.npy is missing"):
+        covey.evaluate(Untouched(), (images, labels.flip(0)), corrupted=tmp_path)

@@ -30,6 +30,8 @@ class EvaluateFlags:
             columns, or an .npz file. Scores go to evaluations/ in the run's folder.
         limit: use only so many samples of each set, drawn with the classes in proportion. Scores go to evaluations/.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
+        corrupted: score the published corrupted images in this folder, CIFAR-10-C or CIFAR-100-C, in place of ones
+            corrupted here: the first --corruptions of each set, all by default. Scores go to evaluations/.
         skip_bad: with a folder of images as --data: go on without those that cannot be read.
         ood: further sets to test out-of-distribution detection on: known ones, or inputs of your own.
         network: the run's network again, as FILE.py:FUNCTION, which is run; only for a network of your own.
@@ -42,6 +44,7 @@ class EvaluateFlags:
     data: str | None = None
     limit: int | None = None
     corruptions: int = 0
+    corrupted: str | None = None
     skip_bad: bool = False
     ood: tuple[str, ...] = ()
     network: str | None = None
@@ -72,7 +75,7 @@ def _evaluate(own: EvaluateFlags) -> int:
         data = fewer(data, own.limit, settings.dataset.data_seed)
     place = _place(own, folder)
     place.mkdir(parents=True, exist_ok=True)
-    scores = run.score(place, ensemble, data, corruptions=own.corruptions)
+    scores = run.score(place, ensemble, data, corruptions=own.corruptions, corrupted=own.corrupted)
     told = [run.headline(scores), *run.told(scores)]
     if place != folder:
         told.append(f"written to {place}; the run's own scores stay as they are")
@@ -115,6 +118,8 @@ def _data_to_score(
 def _place(own: EvaluateFlags, folder: Path) -> Path:
     """Where scores go: those of other data, or of a part of the data, do not replace the run's own."""
     parts = [] if own.data is None else [Path(own.data).stem]
+    if own.corrupted is not None:
+        parts.append(Path(own.corrupted).name)
     if own.limit is not None:
         parts.append(f"limit-{own.limit}")
     return folder / "evaluations" / "-".join(parts) if parts else folder

@@ -216,10 +216,15 @@ def leads() -> bool:
 
 
 def score(
-    folder: Path, ensemble: Ensemble, data: Data, *, limit: int | None = None, corruptions: int = 0
+    folder: Path,
+    ensemble: Ensemble,
+    data: Data,
+    *,
+    corruptions: int = 0,
+    corrupted: str | None = None,
 ) -> Evaluation:
     """Evaluate on the test data, and write scores and outputs to the folder."""
-    return evaluate(ensemble, data, limit=limit, corruptions=corruptions, folder=folder)
+    return evaluate(ensemble, data, corruptions=corruptions, corrupted=corrupted, folder=folder)
 
 
 def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
@@ -289,15 +294,15 @@ def headline(evaluation: Evaluation) -> str:
         if isinstance(value, float | int):
             own = members.get(name)
             lines.append(
-                f"  {name:14} {value:.4f}" + (f"   members' mean {own:.4f}" if own is not None else "")
+                f"  {name:21} {value:.4f}" + (f"   members' mean {own:.4f}" if own is not None else "")
             )
     for name, value in evaluation.headline.items():
         if name not in ensemble and value is not None and name in HEADLINE:
-            lines.append(f"  {name:14} {value:.4f}")
+            lines.append(f"  {name:21} {value:.4f}")
     return "\n".join(lines)
 
 
-HEADLINE = ("auroc", "fpr95", "disagreement")
+HEADLINE = ("auroc", "fpr95", "disagreement", "mean_corruption_error")
 """What `headline` shows besides the scores of the answers themselves."""
 
 

@@ -22,10 +22,12 @@ from .examples import pixels
 from .held_out import HeldOut
 from .model import EvaluatedModel
 from .record import Record
-from .robustness import corrupted_sets
+from .robustness import Corruptions
 
 
-def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corruptions: int = 0) -> Record:
+def collect(
+    model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corruptions: Corruptions | None = None
+) -> Record:
     """Members' outputs on the test, validation, out-of-distribution and corrupted inputs.
 
     They are the members' own, before any temperature of the ensemble: that is scored from them afterwards.
@@ -34,11 +36,12 @@ def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corr
         model: what answers.
         data: what it is asked.
         batch_size: samples in a batch.
-        corruptions: how many test images, the first ones, to corrupt in 75 ways and run too; 0 for none.
+        corruptions: which corrupted test images to run too; none by default.
     """
     if batch_size < 1:
         raise EvaluationError(f"batch_size: expected 1 or more, got {batch_size}")
     task = _task(model, data)
+    corruptions = corruptions or Corruptions()
     _check_corruptions(corruptions, task, data)
     if data.ignore_index is not None and ANSWERED[task] != "classification":
         raise EvaluationError(f"ignore_index names a class, and the data are for {task}; leave it out")
@@ -46,12 +49,14 @@ def collect(model: EvaluatedModel, data: HeldOut, *, batch_size: int = 256, corr
         return RECORDS[task](model, data, batch_size, corruptions)
 
 
-def _check_corruptions(count: int, task: str, data: HeldOut) -> None:
+def _check_corruptions(corruptions: Corruptions, task: str, data: HeldOut) -> None:
     """Refuse to corrupt what is no image, or has no classes to score."""
-    if count < 0:
-        raise EvaluationError(f"corruptions: expected 0 or more test images, got {count}")
-    if not count:
+    if corruptions.count < 0:
+        raise EvaluationError(f"corruptions: expected 0 or more test images, got {corruptions.count}")
+    if not corruptions.asked:
         return
+    if corruptions.folder is not None and task != "classification":
+        raise EvaluationError(f"published corruptions have a class for each image; these data are for {task}")
     if task not in ("classification", "segmentation"):
         raise EvaluationError(f"corruptions are scored for images with classes; these data are for {task}")
     if task == "classification" and data.ignore_index is not None:
@@ -60,6 +65,7 @@ def _check_corruptions(count: int, task: str, data: HeldOut) -> None:
         raise EvaluationError(
             "corruptions: expected test images in memory, one tensor (N, 1 or 3, H, W); these inputs are none"
         )
+    corruptions.check(data.test.targets)
 
 
 ANSWERED: dict[str, str] = {
@@ -91,7 +97,11 @@ def _task(model: EvaluatedModel, data: HeldOut) -> str:
 
 
 def _classification_record(
-    model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int, task: str = "classification"
+    model: EvaluatedModel,
+    data: HeldOut,
+    batch_size: int,
+    corruptions: Corruptions,
+    task: str = "classification",
 ) -> Record:
     """Outputs for each sample; a text's positions are samples of their own."""
 
@@ -109,8 +119,8 @@ def _classification_record(
     for name, part in data.ood.items():
         ood[name] = logits(part)[0]
     corrupted = {}
-    if corruptions:
-        for name, images in corrupted_sets(pixels(_images(data)[:corruptions])):
+    if corruptions.asked:
+        for name, images in corruptions.sets(pixels(_images(data)), data.test.targets):
             corrupted[name] = logits(Split(images, torch.zeros(len(images), dtype=torch.long)))[0]
     outputs, labels = counted(data.test)
     return Record(
@@ -124,11 +134,15 @@ def _classification_record(
     )
 
 
-def _language_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+def _language_record(
+    model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: Corruptions
+) -> Record:
     return _classification_record(model, data, batch_size, corruptions, "language")
 
 
-def _segmentation_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+def _segmentation_record(
+    model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: Corruptions
+) -> Record:
     """Outputs for each pixel that counts."""
 
     def counted(part: Split) -> tuple[Tensor, Tensor]:
@@ -147,9 +161,9 @@ def _segmentation_record(model: EvaluatedModel, data: HeldOut, batch_size: int, 
     for name, part in data.ood.items():
         ood[name] = _logits(model, data, part, batch_size)[0].flatten(1, -2)
     corrupted = {}
-    if corruptions:
-        targets = data.test.targets[:corruptions]
-        for name, images in corrupted_sets(pixels(_images(data)[:corruptions])):
+    if corruptions.asked:
+        targets = data.test.targets
+        for name, images in corruptions.sets(pixels(_images(data)), targets):
             corrupted[name], _ = counted(Split(images, targets[: len(images)]))
     outputs, labels = counted(data.test)
     return Record(
@@ -174,7 +188,9 @@ def uncertainty_maps(model: EvaluatedModel, data: HeldOut, batch_size: int) -> t
     return tuple(segmentation.uncertainty_maps(logits, labels.cpu(), images.cpu()))
 
 
-def _multilabel_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+def _multilabel_record(
+    model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: Corruptions
+) -> Record:
     """Outputs for each label of each sample."""
     outputs, answers = _outputs(model, data, data.test, batch_size)
     found = answer(outputs, "multilabel", model.class_dim)
@@ -185,7 +201,9 @@ def _multilabel_record(model: EvaluatedModel, data: HeldOut, batch_size: int, co
     return Record(outputs=logits, targets=targets, task="multilabel", classes=data.classes)
 
 
-def _regression_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+def _regression_record(
+    model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: Corruptions
+) -> Record:
     mean, variance, targets = _numbers(model, data, data.test, batch_size)
     validation = validation_variance = None
     if data.validation is not None:
@@ -223,7 +241,9 @@ def _numbers(
     return unit.restore(mean), variance, unit.restore(targets)
 
 
-def _quantile_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: int) -> Record:
+def _quantile_record(
+    model: EvaluatedModel, data: HeldOut, batch_size: int, corruptions: Corruptions
+) -> Record:
     """Quantiles of a number, or of several, for each sample."""
 
     def numbers(part: Split) -> tuple[Tensor, Tensor]:
@@ -245,7 +265,7 @@ def _quantile_record(model: EvaluatedModel, data: HeldOut, batch_size: int, corr
     return Record(outputs=outputs, targets=targets, task=str(model.task), validation=validation)
 
 
-RECORDS: dict[str, Callable[[EvaluatedModel, HeldOut, int, int], Record]] = {
+RECORDS: dict[str, Callable[[EvaluatedModel, HeldOut, int, Corruptions], Record]] = {
     "classification": _classification_record,
     "language": _language_record,
     "segmentation": _segmentation_record,

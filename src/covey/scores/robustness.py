@@ -7,6 +7,7 @@ network.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,54 @@ def corrupted_sets(images: Tensor, *, seed: int = 0) -> Iterator[tuple[str, Tens
     for name in CORRUPTIONS:
         for severity in SEVERITIES:
             yield f"{name}/{severity}", corrupt(images, name, severity, seed=seed)
+
+
+@dataclass(frozen=True)
+class Corruptions:
+    """Which corrupted test images are scored.
+
+    Args:
+        count: the first so many; of published files 0 is all.
+        folder: of published files, such as CIFAR-10-C; None corrupts the images here.
+    """
+
+    count: int = 0
+    folder: Path | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether there are any."""
+        return bool(self.count or self.folder is not None)
+
+    def sets(self, images: Tensor, labels: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The corrupted images (K, C, H, W) in [0, 1] for each kind and severity.
+
+        Args:
+            images: the test images, (N, C, H, W) in [0, 1].
+            labels: their labels, (N,), which published files must have too.
+        """
+        if self.folder is None:
+            yield from corrupted_sets(images[: self.count])
+            return
+        for name in CORRUPTIONS:
+            for severity in SEVERITIES:
+                yield f"{name}/{severity}", self._published(self.folder, name, severity, labels)
+
+    def check(self, labels: Tensor) -> None:
+        """Refuse published files that are missing, or are not of the test data with these labels."""
+        if self.folder is not None:
+            for name in CORRUPTIONS:
+                self._published(self.folder, name, 1, labels)
+
+    def _published(self, folder: Path, name: str, severity: int, labels: Tensor) -> Tensor:
+        count = self.count or len(labels)
+        found, published = read_cifar_c(folder, name, severity)
+        if not torch.equal(published[:count], labels[:count].cpu().long()):
+            raise EvaluationError(
+                f"{folder} holds corrupted images of another test set: its labels are not those of the test data, in "
+                "their order. Leave limit out, to score on the whole test set."
+            )
+        return found[:count]
 
 
 def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[Tensor, Tensor]:

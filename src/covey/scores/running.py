@@ -38,6 +38,7 @@ from .held_out import held_out
 from .model import evaluated_model
 from .numbers_scored import score_quantiles, score_regression
 from .record import Record
+from .robustness import Corruptions
 
 HISTOGRAM_BINS = 30
 
@@ -57,6 +58,7 @@ def evaluate(
     limit: int | None = None,
     ignore_index: int | None = None,
     corruptions: int = 0,
+    corrupted: str | Path | None = None,
     folder: str | Path | None = None,
     half: bool = False,
 ) -> Evaluation:
@@ -76,6 +78,8 @@ def evaluate(
         ignore_index: the label of samples, or of positions in them, that do not count, such as -100, as in `Recipe`.
             None: all count, but 255 in segmentation.
         corruptions: how many test images, the first ones, to corrupt in 75 ways and score too; 0 for none.
+        corrupted: a folder of published files, CIFAR-10-C or CIFAR-100-C: their images are scored in place of ones
+            corrupted here, all of them if `corruptions` does not say how many.
         folder: where to store members' outputs (before any score is computed) and the scores.
         half: store the outputs as float16.
     """
@@ -88,7 +92,8 @@ def evaluate(
         model, task = replace(model, task=str(task)), "regression"
     sets = held_out(data, ood=ood, validation=validation, task=task, limit=limit, ignore_index=ignore_index)
     with nullcontext() if folder is None else locked(folder):
-        record = collect(model, sets, batch_size=batch_size, corruptions=corruptions)
+        published = None if corrupted is None else Path(corrupted)
+        record = collect(model, sets, batch_size=batch_size, corruptions=Corruptions(corruptions, published))
         if folder is not None:
             record.save(Path(folder) / OUTPUTS_FILE, half=half)
         result = score(
