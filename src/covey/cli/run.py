@@ -289,16 +289,18 @@ def read_subsets(folder: Path) -> Mapping[str, Any]:
 def headline(evaluation: Evaluation) -> str:
     """The scores that a reader wants first, in lines."""
     ensemble, members = evaluation.scores["ensemble"], evaluation.scores.get("member_mean", {})
-    lines = []
+    shown: dict[str, tuple[float, float | None]] = {}
     for name, value in ensemble.items():
         if isinstance(value, float | int):
-            own = members.get(name)
-            lines.append(
-                f"  {name:21} {value:.4f}" + (f"   members' mean {own:.4f}" if own is not None else "")
-            )
+            shown[name] = (value, members.get(name))
     for name, value in evaluation.headline.items():
         if name not in ensemble and value is not None and name in HEADLINE:
-            lines.append(f"  {name:21} {value:.4f}")
+            shown[name] = (value, None)
+    width = max(14, *map(len, shown))
+    lines = []
+    for name, (value, own) in shown.items():
+        beside = "" if own is None else f"   members' mean {own:.4f}"
+        lines.append(f"  {name:{width}} {value:.4f}{beside}")
     return "\n".join(lines)
 
 
