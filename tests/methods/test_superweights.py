@@ -221,26 +221,28 @@ def test_seven_million_on_wrn_28_10_is_one_vector_in_which_templates_overlap() -
     assert flat.alpha.shape == bank.alpha.shape
 
 
-FLAT = {"budget": 0.9, "clusters": "depth"}
-
-
+@pytest.mark.parametrize(("budget", "vectors"), [(0.9, 1), (1.1, 4)], ids=["one vector", "one per cluster"])
 @pytest.mark.parametrize(
     "options", [{}, {"share": "layers"}, {"refine_at": 1}, {"decouple_at": 1, "beta": 1.0}], ids=str
 )
-def test_slabs_that_overlap_are_read_out_of_one_vector(options: dict, tmp_path) -> None:
+def test_slabs_that_overlap_are_read_out_of_vectors(
+    options: dict, budget: float, vectors: int, tmp_path
+) -> None:
     """Against a second construction: index by index."""
-    ensemble = converted(**FLAT, **options)
+    ensemble = converted(budget=budget, clusters="depth", **options)
     part = part_of(ensemble)
-    (bank,) = part.named_banks().values()
-    assert isinstance(bank, FlatBank)
+    banks = part.named_banks()
+    assert all(isinstance(bank, FlatBank) for bank in banks.values())
+    assert len(banks) == vectors
     mean = sum(p.numel() for net in nets() for p in net.parameters()) / 3
-    assert count(ensemble) <= int(0.9 * mean)
+    assert count(ensemble) <= int(budget * mean)
     assert count(ensemble) == ensemble.coverage.total
-    n = len(bank.theta)
     for k in range(3):
         for name, made in part.makeup[k].items():
             weight = torch.full(made.shape, torch.nan, dtype=torch.float64)
             for piece in made.pieces:
+                bank = banks[piece.bank]
+                n = len(bank.theta)
                 size = math.prod(piece.shape)
                 step = min(size, n // 5)
                 flat = torch.zeros(size, dtype=torch.float64)
@@ -255,10 +257,36 @@ def test_slabs_that_overlap_are_read_out_of_one_vector(options: dict, tmp_path) 
         assert said == ("restart" if "refine_at" in options else "changed")
         if said == "changed":  # copies of rows, so nothing changes yet
             torch.testing.assert_close(ensemble(X).detach(), outputs)
-        assert count(ensemble) <= int(0.9 * mean)
+        assert count(ensemble) <= int(budget * mean)
     covey.save(ensemble.eval(), tmp_path)
     with torch.no_grad():
         assert torch.equal(covey.load(tmp_path, network=nets())(X), ensemble(X))
+
+
+def test_below_one_template_per_slab_a_cluster_has_numbers_of_its_own() -> None:
+    """Otherwise it would make no difference which layers are in one cluster, and refinement none at all."""
+    method = SuperWeights(members=4, budget=7_000_000)
+    ensemble = built(method, [wrn_28_10()])
+    assert count(ensemble) == 7_000_000
+    clusters = ensemble.layout.facts["clusters"]
+    (makeup,) = part_of(ensemble).makeup
+    for number, cluster in enumerate(clusters):
+        read = {piece.bank for _, name in cluster for piece in makeup[name].pieces}
+        assert read == {f"cluster {number} vector"}
+    for label, bank in part_of(ensemble).named_banks().items():
+        read = [p for made in makeup.values() for p in made.pieces if p.bank == label]
+        assert max(math.prod(piece.shape) for piece in read) <= len(bank.theta)
+    # alone, each layer has the most numbers; together, as few as the largest needs
+    bodies = [wrn_28_10()]
+    with pytest.raises(covey.CoveyError, match="SuperWeights needs at least"):
+        alone = [[layer] for cluster in clusters for layer in cluster]
+        method.redesign(bodies, ensemble.layout, alone, 0.1)
+    halves = [half for cluster in clusters for half in (cluster[::2], cluster[1::2]) if half]
+    with pytest.raises(covey.CoveyError, match="SuperWeights needs at least"):
+        method.redesign(bodies, ensemble.layout, halves, 0.1)
+    first = [half for half in (clusters[0][::2], clusters[0][1::2]) if half]
+    finer = method.redesign(bodies, ensemble.layout, [*first, *clusters[1:]], 0.1)
+    assert len(finer.facts["banks"]) == len(clusters) + 1
 
 
 def test_members_of_one_network_have_rows_of_their_own_in_the_vector() -> None:

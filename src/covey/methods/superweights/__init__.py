@@ -27,7 +27,7 @@ from covey.errors import OptionError
 from covey.layout import Layout
 from covey.method import Turn
 from covey.methods.superweights import refinement
-from covey.methods.superweights.slabs import Composition, first_clusters, layers_in
+from covey.methods.superweights.slabs import Composition, Overlap, first_clusters, layers_in
 from covey.networks.anatomy import Anatomy
 from covey.options import check_between, check_choice, check_whole
 from covey.parts.template_method import Draft, TemplateMethod
@@ -89,11 +89,9 @@ class SuperWeights(TemplateMethod):
     def redesign(self, bodies: Sequence[Anatomy], layout: Layout, clusters: Any, tau: float) -> Layout:
         """The layout with other clusters, each a list of [network, tensor's name], as refinement finds them."""
         made = [list(each) for each in layout.facts["makeup"]]
-        # where slabs did not have to overlap before, refinement rather lowers tau than makes them
-        overlapped = any(len(bank["theta"]) == 1 for bank in layout.facts["banks"].values())
         keyed = _keyed(bodies, made, clusters)
         method = self.as_designed(layout)
-        composition = method._compose(bodies, keyed, exploring=False, may_overlap=overlapped)
+        composition = method._compose(bodies, keyed, exploring=False, overlap=_overlap(layout))
         draft = composition.draft(tau=tau, unused=composition.unused)
         redesigned = method.lay_out(bodies, draft, layout.facts["idle"])
         return replace(redesigned, shared_buffers=layout.shared_buffers)
@@ -155,7 +153,7 @@ class SuperWeights(TemplateMethod):
             )
 
     def _compose(
-        self, bodies: Sequence[Anatomy], clusters: Any, *, exploring: bool, may_overlap: bool = True
+        self, bodies: Sequence[Anatomy], clusters: Any, *, exploring: bool, overlap: Overlap = "everywhere"
     ) -> Composition:
         share = "layers" if self.decouple_at is not None else self.share
         if exploring:
@@ -168,8 +166,16 @@ class SuperWeights(TemplateMethod):
             budget=self.allowed(bodies),
             most=self.templates,
             exploring=exploring,
-            may_overlap=may_overlap,
+            overlap=overlap,
         )
+
+
+def _overlap(layout: Layout) -> Overlap:
+    """Where templates overlapped before refinement, which rather lowers tau than lets them overlap more."""
+    vectors = [bank for bank in layout.facts["banks"].values() if len(bank["theta"]) == 1]
+    if not vectors:
+        return "no"
+    return "in clusters" if len(vectors) == len(layout.facts["clusters"]) else "everywhere"
 
 
 def _keyed(bodies: Sequence[Anatomy], made: Sequence[Sequence[str]], clusters: Any) -> list[list[Any]]:

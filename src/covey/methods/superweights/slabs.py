@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from covey.errors import ConversionError
 from covey.methods.superweights.clusters import Slab, allocate, cut, depth_bins, shared_out
@@ -45,8 +45,9 @@ class User:
 
 @dataclass
 class SlabUse:
-    """A slab, who uses it, each user's row of coefficients, and how many templates it has."""
+    """A slab, whose cluster it is, who uses it, each user's row of coefficients, and how many templates it has."""
 
+    cluster: int
     slab: Slab
     users: list[User]
     rows: list[int]
@@ -70,7 +71,19 @@ class SlabUse:
 
 
 FLAT = "vector"
-FLAT_TEMPLATES = 5  # that a slab mixes out of one vector, as Mixture's layers do
+FLAT_TEMPLATES = 5  # that a slab mixes out of a vector, as Mixture's layers do
+
+Overlap = Literal["no", "in clusters", "everywhere"]
+"""Where templates may overlap if the budget has no room for one of each slab: in a vector per cluster, or in one for all."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Numbers out of which slabs read templates that overlap."""
+
+    uses: Sequence[SlabUse]
+    length: int
+
 
 Pieces = dict[tuple[Layer, int], list[Piece]]
 """The pieces of each layer of each member."""
@@ -88,8 +101,7 @@ class Composition:
         budget: parameters of all members together.
         most: templates for one slab; None for as many as the budget has room for.
         exploring: whether clusters are still to be refined.
-        may_overlap: whether, where the budget has no room for a template of every slab, all of them may be read out of
-            one vector; otherwise that is an error.
+        overlap: where templates may overlap, if the budget has no room for one of every slab.
     """
 
     bodies: Sequence[Anatomy]
@@ -99,8 +111,8 @@ class Composition:
     budget: int
     most: int | None
     exploring: bool
-    may_overlap: bool = True
-    length: int | None = field(default=None, init=False)  # of the one vector, where there is one
+    overlap: Overlap = "everywhere"
+    vectors: dict[str, Vector] = field(default_factory=dict, init=False)  # where templates overlap
     unused: int = field(default=0, init=False)  # parameters of the budget that no template takes
     slabs: dict[str, SlabUse] = field(default_factory=dict)
 
@@ -110,7 +122,7 @@ class Composition:
             for index, slab in enumerate(cut(shapes)):
                 users = self._users(cluster, slab)
                 rows = _numbered([self._row_key(user, cluster) for user in users])
-                self.slabs[f"cluster {number} slab {index}"] = SlabUse(slab, users, rows)
+                self.slabs[f"cluster {number} slab {index}"] = SlabUse(number, slab, users, rows)
         self._allocate()
 
     def set_rows(self, rows: Mapping[str, Sequence[int]]) -> None:
@@ -118,14 +130,9 @@ class Composition:
         for label, each in rows.items():
             self.slabs[label].rows = list(each)
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether the templates of all slabs overlap in one vector."""
-        return self.length is not None
-
     def draft(self, **facts: Any) -> Draft:
         """What was decided, as all methods with templates say it."""
-        banks, pieces = self._overlapping() if self.overlaps else self._apart()
+        banks, pieces = self._overlapping() if self.vectors else self._apart()
         makeup: list[dict[str, Makeup]] = [{} for _ in self.bodies]
         for cluster in self.clusters:
             for layer in cluster:
@@ -150,28 +157,34 @@ class Composition:
         return banks, pieces
 
     def _overlapping(self) -> tuple[dict[str, BankSpec], Pieces]:
-        """One vector for all slabs, each of which begins to read where the last ended, round and round.
+        """A bank for every vector."""
+        banks: dict[str, BankSpec] = {}
+        pieces: Pieces = {}
+        for label, vector in self.vectors.items():
+            banks[label] = self._read_out_of(label, vector, pieces)
+        return banks, pieces
+
+    def _read_out_of(self, label: str, vector: Vector, pieces: Pieces) -> BankSpec:
+        """The bank of a vector. Each slab begins to read where the last ended, round and round.
 
         A layer that has only a corner of a slab reads templates of that corner's size from the slab's start.
         """
-        assert self.length is not None
         columns = self._flat_templates()
-        fan = max(user.layer.fan for use in self.slabs.values() for user in use.users)
-        each_its_own = all(self._rows_are_members(use) for use in self.slabs.values())
-        total = sum(max(use.rows) + 1 for use in self.slabs.values())
-        pieces: Pieces = {}
+        fan = max(user.layer.fan for use in vector.uses for user in use.users)
+        each_its_own = all(self._rows_are_members(use) for use in vector.uses)
+        total = sum(max(use.rows) + 1 for use in vector.uses)
         start, first = 0, 0
-        for use in self.slabs.values():
+        for use in vector.uses:
             for user, row in zip(use.users, use.rows, strict=True):
                 place = first + row
                 if each_its_own:
                     place = self._own_place(user, row, use, first, total)
-                piece = replace(_piece(FLAT, user, place, fan), start=start)
+                piece = replace(_piece(label, user, place, fan), start=start)
                 pieces.setdefault((user.layer, user.member), []).append(piece)
             first += max(use.rows) + 1
-            start = (start + columns * flat_step(use.size, self.length, columns)) % self.length
+            start = (start + columns * flat_step(use.size, vector.length, columns)) % vector.length
         alpha = (self.members, total // self.members, columns) if each_its_own else (total, columns)
-        return {FLAT: BankSpec((self.length,), alpha, fan)}, pieces
+        return BankSpec((vector.length,), alpha, fan)
 
     def _own_place(self, user: User, row: int, use: SlabUse, first: int, total: int) -> int:
         """Where a user's row stands among all slabs' rows, which count through member by member.
@@ -220,7 +233,7 @@ class Composition:
         return len(self.bodies) == 1 and self.share == "none" and max(use.rows) + 1 == len(use.users)
 
     def _flat_templates(self) -> int:
-        """How many templates a slab mixes out of one vector."""
+        """How many templates a slab mixes out of a vector."""
         return FLAT_TEMPLATES if self.most is None else min(FLAT_TEMPLATES, self.most)
 
     def _allocate(self) -> None:
@@ -234,28 +247,57 @@ class Composition:
         costs = [use.cost for use in found]
         counts = allocate(costs, [len(use.users) for use in found], budget - fixed, self.most)
         if counts is None:
-            self._allocate_flat(budget, fixed, fixed + sum(costs))
+            self._allocate_vectors(fixed)
             return
         for use, count in zip(found, counts, strict=True):
             use.templates = count
         self.unused = budget - fixed - sum(use.cost * use.templates for use in found)
 
-    def _allocate_flat(self, budget: int, fixed: int, one_each: int) -> None:
-        """All that is left for one vector; an error where it would not hold the largest slab.
-
-        `one_each` is what one template for every slab would cost in all.
-        """
+    def _allocate_vectors(self, fixed: int) -> None:
+        """All that is left for a vector per cluster, if each holds its largest slab; else for one, if that holds it."""
         found = list(self.slabs.values())
         coefficients = self._flat_templates() * sum(len(use.users) for use in found)
-        length = budget - fixed - coefficients
-        largest = max(found, key=lambda use: use.size)
-        if not self.may_overlap or length < largest.size:
-            minimum = one_each
-            if self.may_overlap:
-                minimum = min(one_each, fixed + coefficients + largest.size)
-            layer = max((user.layer for user in largest.users), key=lambda layer: math.prod(layer.shape))
-            raise TooSmallError("SuperWeights", budget, minimum, layer.name, largest.size)
-        self.length = length
+        room = self.budget - fixed - coefficients
+        by_cluster = self._by_cluster()
+        of_clusters = sum(_largest(uses) for uses in by_cluster.values())
+        of_all = _largest(found)
+        least = {"in clusters": of_clusters, "everywhere": of_all}.get(self.overlap)
+        if least is None or room < least:
+            minimum = fixed + sum(use.cost for use in found)
+            if least is not None:
+                minimum = min(minimum, fixed + coefficients + least)
+            users = max(found, key=lambda use: use.size).users
+            layer = max((user.layer for user in users), key=lambda layer: math.prod(layer.shape))
+            raise TooSmallError("SuperWeights", self.budget, minimum, layer.name, of_all)
+        if room < of_clusters:
+            self.vectors = {FLAT: Vector(found, room)}
+        else:
+            self.vectors = _shared_among(by_cluster, room)
+
+    def _by_cluster(self) -> dict[str, list[SlabUse]]:
+        """The slabs of each cluster, under the name of its vector."""
+        found: dict[str, list[SlabUse]] = {}
+        for use in self.slabs.values():
+            found.setdefault(f"cluster {use.cluster} {FLAT}", []).append(use)
+        return found
+
+
+def _largest(uses: Sequence[SlabUse]) -> int:
+    """Parameters of the largest slab's template."""
+    return max(use.size for use in uses)
+
+
+def _shared_among(by_cluster: Mapping[str, Sequence[SlabUse]], room: int) -> dict[str, Vector]:
+    """A vector for each cluster: its largest slab, and of what is left a share by what its other slabs lack."""
+    least = {label: _largest(uses) for label, uses in by_cluster.items()}
+    lacking = {label: sum(use.size for use in uses) - least[label] for label, uses in by_cluster.items()}
+    rest, missing = room - sum(least.values()), sum(lacking.values())
+    vectors: dict[str, Vector] = {}
+    for label, uses in by_cluster.items():
+        extra = rest * lacking[label] // missing if missing else 0
+        rest, missing = rest - extra, missing - lacking[label]
+        vectors[label] = Vector(uses, least[label] + extra)
+    return vectors
 
 
 def layers_in(
