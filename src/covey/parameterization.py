@@ -21,6 +21,8 @@ class Group:
     """All members; or each member, with a leading axis M; or one member, where members differ in shape."""
     lr: float = 1.0
     decay: float = 1.0
+    by_row: bool = False
+    """Whether each row of a member's parameter stands for itself, as the embedding of one layer among many does."""
 
 
 class Parameterization(nn.Module):

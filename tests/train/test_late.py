@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -232,6 +233,23 @@ def test_noise_is_in_units_of_each_tensors_root_mean_square():
     assert not torch.equal(wide.member(0)[0].weight, wide.member(1)[0].weight)
     again = widen(one, covey.Replicate(members=50), noise=0.3)
     torch.testing.assert_close(again.state_dict(), wide.state_dict(), rtol=0, atol=0)
+
+
+def test_the_noise_of_a_layers_embedding_goes_by_its_own_norm():
+    """Paper 1: sigma ||e_0|| / sqrt(D) for each layer, though a group's embeddings are one tensor."""
+    net = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)), nn.Flatten(), nn.Linear(64, 2))
+    method = covey.Hypernetwork(members=1, budget=None)
+    one = covey.convert(net, method, example=torch.zeros(2, 4, 4, 4))
+    banks = one.parts["hypernetwork"].named_banks()
+    label = max(banks, key=lambda name: banks[name].alpha.shape[1])
+    alpha = banks[label].alpha
+    sizes = 10.0 ** torch.arange(alpha.shape[1])
+    assert len(sizes) > 1
+    with torch.no_grad():
+        alpha.copy_(sizes[:, None].expand(alpha.shape[1:]))
+    wide = widen(one, replace(method, members=400), noise=0.3)
+    many = wide.parts["hypernetwork"].named_banks()[label].alpha
+    torch.testing.assert_close((many - alpha).std((0, 2)), 0.3 * sizes, rtol=0.1, atol=0)
 
 
 def test_a_restarted_head_is_new_for_each_member():

@@ -132,7 +132,7 @@ class Templates(Parameterization):
         own = [bank.alpha for bank in self.named_banks().values() if bank.alpha.ndim == 3]
         common = [bank.alpha for bank in self.named_banks().values() if bank.alpha.ndim == 2]
         if own:
-            found.append(Group(own, "member", decay=0.0))
+            found.append(Group(own, "member", decay=0.0, by_row=True))
         if common:
             found.append(Group(common, "shared", decay=0.0))
         return found

@@ -25,6 +25,7 @@ from covey.methods.replicate import Replicate
 from covey.networks.initial import fresh
 from covey.networks.layers import Where
 from covey.options import check_least
+from covey.parameterization import Group
 from covey.parts.plain import Replicated
 from covey.seeds import random_state_kept, seed_of
 from covey.train.phases import build, single
@@ -208,10 +209,15 @@ def widen(
 
 @torch.no_grad()
 def perturb_(ensemble: Ensemble, noise: float) -> None:
-    """Add Gaussian noise to every member tensor, in units of its root mean square. Uses the global random state."""
-    for phi in _member_parameters(ensemble):
-        size = phi.reshape(len(phi), -1).square().mean(1).sqrt()
-        phi.add_(noise * size.reshape(-1, *[1] * (phi.ndim - 1)) * torch.randn_like(phi))
+    """Add Gaussian noise to every member tensor, in units of its root mean square. Uses the global random state.
+
+    Embeddings of several layers are a tensor each, though they are kept in one.
+    """
+    for group in _member_groups(ensemble):
+        for phi in group.parameters:
+            axes = tuple(range(2 if group.by_row else 1, phi.ndim))
+            size = phi.square().mean(axes, keepdim=True).sqrt() if axes else phi.abs()
+            phi.add_(noise * size * torch.randn_like(phi))
 
 
 def _vary_(ensemble: Ensemble, noise: float, restart: Where, seed: int) -> None:
@@ -237,13 +243,12 @@ def freeze_shared_(ensemble: Ensemble) -> None:
 
 
 def _member_parameters(ensemble: Ensemble) -> list[nn.Parameter]:
-    return [
-        parameter
-        for part in ensemble.parts.values()
-        for group in part.groups()
-        if group.owner == "member"
-        for parameter in group.parameters
-    ]
+    return [parameter for group in _member_groups(ensemble) for parameter in group.parameters]
+
+
+def _member_groups(ensemble: Ensemble) -> list[Group]:
+    """The groups of parameters with a leading axis of members."""
+    return [group for part in ensemble.parts.values() for group in part.groups() if group.owner == "member"]
 
 
 def _copy_state(one: Ensemble, wide: Ensemble) -> None:

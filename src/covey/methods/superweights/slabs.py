@@ -74,7 +74,7 @@ FLAT = "vector"
 FLAT_TEMPLATES = 5  # that a slab mixes out of a vector, as Mixture's layers do
 
 Overlap = Literal["no", "in clusters", "everywhere"]
-"""Where templates may overlap if the budget has no room for one of each slab: in a vector per cluster, or in one for all."""
+"""Where templates may overlap, if the budget has no room for one of each slab: in a vector per cluster, or for all."""
 
 
 @dataclass(frozen=True)
