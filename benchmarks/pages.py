@@ -23,6 +23,8 @@ from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows,
 from table_ranks import tables
 
 from covey.files import write_text
+from covey.report import members
+from covey.scores.subsets import Measured
 
 DOCS = ROOT / "docs"
 FIGURES: dict[Path, str] = {}  # drawn on the way, and written with the pages
@@ -164,6 +166,23 @@ def in_small(name: str, *, collapsed: bool = False) -> str:
     return f"{markdown(headings, lines)}\n\n{origin(found)}"
 
 
+def anytime() -> str:
+    """Paper 3 in small: scores of all members, and what subsets of them score for their multiply-adds."""
+    name = "promise-anytime"
+    table = in_small(name)
+    found = read(name)
+    measured: dict[str, Measured] = {}
+    for label, row in rows(found).items() if found is not None else ():
+        subsets = row.runs[0].get("subsets")
+        if subsets is not None:
+            measured[WORDS.get(label, label)] = Measured.from_dict(subsets)
+    if not measured:
+        return table
+    drawn = members.anytime(measured, "multiply_adds")
+    FIGURES[DOCS / "assets" / f"{name}.svg"] = drawn.file
+    return f"![{drawn.title}, first seed](assets/{name}.svg)\n\n{table}"
+
+
 def lstm() -> str:
     """Paper 2, Table 6 in small: bits per character of the three arms, without and with averaged weights."""
     found = read("paper2-table6-small")
@@ -287,7 +306,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "uci-epochs": uci_epochs,
     "late": lambda: in_small("promise-late", collapsed=True),
     "templates": lambda: in_small("promise-templates"),
-    "anytime": lambda: in_small("promise-anytime"),
+    "anytime": anytime,
     "cifar10": lambda: in_small("promise-cifar10"),
     "cifar10-outliers": lambda: by_set("promise-cifar10"),
     "cifar10-criteria": lambda: by_criterion("promise-cifar10"),
