@@ -163,6 +163,50 @@ def sure(found: list[float]) -> int:
     return {"higher": 1, "lower": -1}.get(tested(found).verdict, 0)
 
 
+# --- one question, asked before the runs ------------------------------------------------------------------------
+
+ASKED = (
+    *SCORES,
+    Score("ECE", ("scores", "ensemble", "ece"), sign=-1, digits=3),
+    Score("error, corrupted", ("scores", "robustness", "mean_corruption_error"), sign=-1, scale=100),
+)
+
+
+def confirmed(name: str, method: str) -> str:
+    """A method against the single network on seeds that nothing was chosen by: every score with its interval."""
+    found = read(name)
+    if found is None:
+        return waiting(name)
+    table = rows(found)
+    if not {"single", method} <= table.keys():
+        return waiting(name)
+    lines = []
+    for score in ASKED:
+        this, base = (_by_seed(table[label], score) for label in (method, "single"))
+        if this.keys().isdisjoint(base):
+            continue
+        test = compare(this, base)
+        interval = "-"
+        if test.low is not None and test.high is not None:
+            interval = f"{test.low:+.{score.digits}f} to {test.high:+.{score.digits}f}"
+        p = "-" if test.p is None else f"{test.p:.1e}"
+        means = [f"{fmean(each.values()):.{score.digits}f}" for each in (base, this)]
+        lines.append(
+            [score.words, *means, f"{test.difference:+.{score.digits}f}", interval, p, str(test.seeds)]
+        )
+    headings = ["score", "single network", method, "difference", "95 % interval", "p", "seeds"]
+    return f"{markdown(headings, lines)}\n\n{origin(found)}"
+
+
+def _by_seed(row: Row, score: Score) -> dict[int, float]:
+    """A score as the page prints it, by seed; runs that do not have it are left out."""
+    found = {}
+    for run in row.runs:
+        for value in Row("", [run]).values(*score.path):
+            found[run["repeat"]] = score.scale * value
+    return found
+
+
 # --- which to take ----------------------------------------------------------------------------------------------
 
 ONE, FOUR = 1.1, 4.1  # networks, and a little for what members add

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conclusions import budgets, verdicts
+from conclusions import budgets, confirmed, verdicts
 from deployed import deploy_aims, deployed, deployed_without_vnni
 from fronts import FRONTS
 from outliers import by_criterion, by_set
@@ -299,6 +299,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "promise-outliers": lambda: by_set(PROMISE),
     "promise-criteria": lambda: by_criterion(PROMISE),
     "verdicts": lambda: verdicts(PROMISE),
+    "confirmed": lambda: confirmed("promise-packed", "packed"),
     "budgets": lambda: budgets(PROMISE),
     "tables": tables,
     "convnet": convnet,

@@ -7,6 +7,7 @@ Methods are ranked on the splits that all of them were run on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
@@ -71,7 +72,8 @@ def _table(sets: Sets, scores: Mapping[str, str]) -> str:
     lines = []
     for data, by_method in sets.items():
         score = scores[data]
-        cells = [_cell(by_method.get(method), score) for method in methods]
+        digits = _digits(by_method["single"], score)
+        cells = [_cell(by_method.get(method), score, digits) for method in methods]
         lines.append([f"{data.removeprefix('uci/')}, {WORDS[score]}", *cells])
     whole = {data: by_method for data, by_method in sets.items() if len(by_method) == len(methods)}
     if whole:  # a rank among some of the methods says nothing beside one among all
@@ -85,13 +87,18 @@ def _table(sets: Sets, scores: Mapping[str, str]) -> str:
     return markdown(["set and score", *methods], lines)
 
 
-def _cell(row: Row | None, score: str) -> str:
+def _digits(single: Row, score: str) -> int:
+    """How many a row of the table has: an error's depend on the unit of what is predicted."""
+    if score == "rmse":
+        mean = single.mean("scores", "ensemble", score)
+        return max(2, 1 - math.floor(math.log10(mean)))
+    return {"accuracy": 1, "gaussian_nll": 2, "nll": 3}[score]
+
+
+def _cell(row: Row | None, score: str, digits: int) -> str:
     if row is None:
         return "-"
-    if score == "accuracy":
-        return row.cell("scores", "ensemble", score, digits=1, percent=True)
-    mean = row.mean("scores", "ensemble", score)
-    return row.cell("scores", "ensemble", score, digits=2 if abs(mean) >= 0.2 else 4)
+    return row.cell("scores", "ensemble", score, digits=digits, percent=score == "accuracy")
 
 
 def _sign(score: str) -> float:

@@ -90,6 +90,17 @@ def test_of_many_tests_only_those_count_that_withstand_holms_correction() -> Non
     assert made.holm({"a": 0.02, "b": 0.02, "c": 0.02}) == []
 
 
+def test_a_question_asked_beforehand_is_answered_with_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = _table([0.35])
+    runs = [_run("single", k, 1.0, 0.5 + 0.01 * k) for k in range(3)]
+    runs += [_run("packed", k, 1.0, 0.4 + 0.02 * k) for k in range(3)]
+    found = {"runs": runs, "planned": 6, "command": "c", "written": "today"}
+    monkeypatch.setattr(made, "read", lambda name: {**found, "versions": {"covey": "0", "torch": "2"}})
+    nll = made.confirmed("any", "packed").splitlines()[2]
+    # differences -0.1, -0.09, -0.08: mean -0.09, deviation 0.01, t 4.303 on two degrees of freedom
+    assert nll == "| NLL | 0.510 | 0.420 | -0.090 | -0.115 to -0.065 | 4.1e-03 | 3 |"
+
+
 def test_what_does_not_fit_a_budget_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = _table([0.35])
     runs = [_run("single", 0, 1.0, 0.5), _run("packed", 0, 1.0, 0.4), _run("deep-ensemble", 0, 4.0, 0.3)]

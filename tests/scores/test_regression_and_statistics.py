@@ -86,6 +86,11 @@ def test_overlapping_splits_are_less_evidence_than_as_many_seeds() -> None:
     assert statistics.compare(this, dict.fromkeys(range(20), 0.52), overlap=1 / 9).verdict == "within noise"
 
 
+def test_scores_that_are_no_numbers_are_not_compared() -> None:
+    with pytest.raises(EvaluationError, match="seed 1 has nan and 0.5"):
+        statistics.compare({0: 0.5, 1: math.nan}, {0: 0.4, 1: 0.5})
+
+
 def test_differences_without_spread() -> None:
     assert statistics.compare({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}).verdict == "within noise"
     assert statistics.compare({0: 2.0, 1: 2.0}, {0: 1.0, 1: 1.0}).verdict == "higher"

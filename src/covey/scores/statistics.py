@@ -80,6 +80,11 @@ def compare(this: dict[int, float], other: dict[int, float], *, overlap: float =
             "seeds"
         )
     differences = [this[seed] - other[seed] for seed in shared]
+    if not all(map(math.isfinite, differences)):
+        seed = next(s for s, d in zip(shared, differences, strict=True) if not math.isfinite(d))
+        raise EvaluationError(
+            f"compare: scores are finite numbers; seed {seed} has {this[seed]} and {other[seed]}"
+        )
     mean, count = fmean(differences), len(differences)
     if count < 2:
         return Comparison(mean, None, None, None, "not tested", count, overlap)
