@@ -249,6 +249,7 @@ SETS = (
 def regressions() -> str:
     """Paper 5, Table 11: what the paper prints, and RMSE, MAE and NLL of packed and deep ensembles here."""
     lines, origins = [], []
+    training, told = _training_errors()
     for each in SETS:
         name = f"paper5-table11-{each}"
         found = read(name)
@@ -260,6 +261,8 @@ def regressions() -> str:
             scores = [
                 row.cell("scores", "ensemble", key, digits=3) for key in ("rmse", "mae", "gaussian_nll")
             ]
+            learnt = training.get((each, label))
+            scores.append("-" if learnt is None else learnt.cell("rmse"))
             lines.append([f"{each}, {label}", str(len(row.runs)), *scores, printed])
     headings = (
         "set and method",
@@ -267,10 +270,24 @@ def regressions() -> str:
         "RMSE",
         "MAE",
         "NLL",
+        "RMSE on training rows",
         "paper: RMSE packed, deep; NLL packed, deep",
     )
     table = markdown(headings, lines) if lines else ""
-    return "\n\n".join([table, *origins]).strip()
+    return "\n\n".join([table, *origins, told]).strip()
+
+
+def _training_errors() -> tuple[dict[tuple[str, str], Row], str]:
+    """Errors on training rows by set and method, and where they come from."""
+    path = RESULTS / "uci-training.json"
+    if not path.exists():
+        return {}, "*Errors on training rows: not run yet, `python benchmarks/uci_training.py`.*"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    table: dict[tuple[str, str], Row] = {}
+    for run in found["runs"]:
+        key = (run["set"].lower(), run["method"])
+        table.setdefault(key, Row(run["method"])).runs.append(run)
+    return table, f"Errors on training rows: `{found['command']}`, written {found['written']}."
 
 
 def uci_epochs() -> str:
