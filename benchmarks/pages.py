@@ -19,6 +19,7 @@ from conclusions import budgets, confirmed, verdicts
 from deployed import deploy_aims, deployed, deployed_without_vnni
 from fronts import FRONTS
 from outliers import by_criterion, by_set
+from regressions import regressions
 from result_rows import RESULTS, ROOT, WORDS, Row, markdown, origin, read, rows, waiting
 from table_ranks import tables
 
@@ -238,56 +239,6 @@ def peer() -> str:
         f"{versions['torch-uncertainty']} and torch {versions['torch'].partition('+')[0]}."
     )
     return f"{markdown(headings, lines)}\n\n{told}"
-
-
-SETS = (
-    "bostonhousing", "concrete", "energy", "kin8nm", "naval-propulsion-plant", "power-plant",
-    "protein-tertiary-structure", "wine-quality-red", "yacht",
-)  # fmt: skip
-
-
-def regressions() -> str:
-    """Paper 5, Table 11: what the paper prints, and RMSE, MAE and NLL of packed and deep ensembles here."""
-    lines, origins = [], []
-    training, told = _training_errors()
-    for each in SETS:
-        name = f"paper5-table11-{each}"
-        found = read(name)
-        if found is None:
-            origins.append(waiting(name))
-            continue
-        printed = found["about"]["reports"].partition(":")[2].strip()
-        for label, row in rows(found).items():
-            scores = [
-                row.cell("scores", "ensemble", key, digits=3) for key in ("rmse", "mae", "gaussian_nll")
-            ]
-            learnt = training.get((each, label))
-            scores.append("-" if learnt is None else learnt.cell("rmse"))
-            lines.append([f"{each}, {label}", str(len(row.runs)), *scores, printed])
-    headings = (
-        "set and method",
-        "splits",
-        "RMSE",
-        "MAE",
-        "NLL",
-        "RMSE on training rows",
-        "paper: RMSE packed, deep; NLL packed, deep",
-    )
-    table = markdown(headings, lines) if lines else ""
-    return "\n\n".join([table, *origins, told]).strip()
-
-
-def _training_errors() -> tuple[dict[tuple[str, str], Row], str]:
-    """Errors on training rows by set and method, and where they come from."""
-    path = RESULTS / "uci-training.json"
-    if not path.exists():
-        return {}, "*Errors on training rows: not run yet, `python benchmarks/uci_training.py`.*"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    table: dict[tuple[str, str], Row] = {}
-    for run in found["runs"]:
-        key = (run["set"].lower(), run["method"])
-        table.setdefault(key, Row(run["method"])).runs.append(run)
-    return table, f"Errors on training rows: `{found['command']}`, written {found['written']}."
 
 
 def uci_epochs() -> str:

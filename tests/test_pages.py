@@ -141,3 +141,34 @@ def test_ranks_are_over_the_sets_that_all_methods_have() -> None:
     lines = made._table(sets, {"yacht": "rmse", "energy": "rmse"}).splitlines()
     assert lines[4] == "| **mean rank, 1 set (± standard error)** | **2.0 ± 0.0** | **1.0 ± 0.0** |"
     assert lines[5].endswith("| 1, 0 of 1 |")
+
+
+def test_regressions_tell_sure_differences_and_runs_that_are_far_off() -> None:
+    made = importlib.import_module("regressions")
+
+    def row(label: str, rmses: list[float]):
+        runs = [
+            {"repeat": k, "scores": {"ensemble": {"rmse": e, "gaussian_nll": 1.0}}}
+            for k, e in enumerate(rmses)
+        ]
+        return importlib.import_module("result_rows").Row(label, runs)
+
+    sets = {
+        "yacht": {
+            made.PACKED: row("packed", [1.0, 1.1, 1.0, 1.1, 1.0]),
+            made.DEEP: row("deep-ensemble", [2.0, 2.2, 2.1, 2.2, 2.0]),
+        },
+        "wine": {
+            made.PACKED: row("packed", [1.0, 1.1, 1.0, 1.1, 4.0]),
+            made.DEEP: row("deep-ensemble", [1.1, 1.0, 1.1, 1.0, 1.0]),
+        },
+    }
+    told = made._told(sets)
+    assert (
+        "In RMSE, packed is better than the deep ensemble by more than chance on yacht, worse on none."
+        in told
+    )
+    assert (
+        "In NLL, packed is better than the deep ensemble by more than chance on none, worse on none." in told
+    )
+    assert "3 times the median of their splits: 1 of wine, packed (median 1.1, worst 4)." in told
