@@ -63,14 +63,14 @@ def verdicts(name: str) -> str:
     lines = []
     tests: dict[str, Comparison] = {}
     for row in judged:
-        name = WORDS.get(row.label, row.label)
+        called = WORDS.get(row.label, row.label)
         each = {score.words: gains(row, table, score) for score in SCORES}
         for words, gained in each.items():
             if len(gained) > 1:
-                tests[f"{name} ({words})"] = tested(gained)
+                tests[f"{called} ({words})"] = tested(gained)
         cells = [_gain(each[score.words], score) for score in SCORES]
         mark = MARK if row.mean("cost", "multiply_adds") > BEYOND * widest else ""
-        lines.append([name + mark, str(len(row.runs)), *cells, _verdict(each)])
+        lines.append([called + mark, str(len(row.runs)), *cells, _verdict(each)])
     headings = ["method", "seeds", *(f"{score.words} gained" for score in SCORES), "beyond chance"]
     off = f"{MARK.strip()} needs more multiply-adds than the widest single network, which it is held against."
     return "\n\n".join([markdown(headings, lines), f"{off} {_many(tests)}", origin(found)])
@@ -86,7 +86,8 @@ def _many(tests: Mapping[str, Comparison]) -> str:
     count = len(tests)
     found = sum((test.p or 0.0) < SIGNIFICANCE for test in tests.values())
     left = holm({name: test.p or 0.0 for name, test in tests.items()})
-    kept = ", ".join(left) if left else "nothing"
+    words = {"higher": "better", "lower": "worse"}
+    kept = ", ".join(f"{name}, {words.get(tests[name].verdict, '')}" for name in left) or "nothing"
     return (
         f"Of {count} tests at {100 * SIGNIFICANCE:.0f} %, {found} tell a difference; chance alone would let "
         f"{count * SIGNIFICANCE:.0f} do so. Corrected for their number (Holm), so that all at once are right: {kept}."

@@ -122,11 +122,48 @@ def test_a_run_without_a_score_that_is_asked_for_is_not_done(place, file):
         subsets.write_text(text)
 
 
+def _robustness(place) -> int | None:
+    stored = json.loads((place / "single-0" / "evaluation.json").read_text())
+    return stored["scores"].get("robustness", {}).get("samples")
+
+
+def test_scores_that_are_asked_for_later_are_added_and_others_stay(tmp_path):
+    words = ["compare", "--methods", "single", "--data", "digits", "--samples", "60", "--network", "mlp"]
+    words += ["--epochs", "1", "--folder", str(tmp_path), "--no-progress"]
+    assert main(words) == 0
+    assert _robustness(tmp_path) is None
+    assert main([*words, "--corruptions", "5"]) == 0
+    assert _robustness(tmp_path) == 5
+    assert not (tmp_path / "single-0" / "subsets.json").exists()
+    assert main([*words, "--subsets"]) == 0
+    assert (tmp_path / "single-0" / "subsets.json").exists()
+    assert _robustness(tmp_path) == 5
+    weights = sorted((tmp_path / "single-0" / "ensemble").iterdir())
+    before = [path.read_bytes() for path in weights]
+    (tmp_path / "single-0" / "outputs.npz").unlink()
+    (tmp_path / "single-0" / "subsets.json").unlink()
+    assert main([*words, "--subsets"]) == 0
+    assert (tmp_path / "single-0" / "subsets.json").exists()
+    assert [path.read_bytes() for path in weights] == before  # nothing was trained again
+
+
+def test_results_without_a_score_that_the_recipe_asks_for_now_are_not_enough(place, tmp_path):
+    found = json.loads((place[0] / "digits.json").read_text())
+    for one in found["runs"]:
+        del one["subsets"]
+    (tmp_path / "digits.json").write_text(json.dumps(found))
+    words = ["reproduce", str(place[0] / "digits.toml"), "--folder", str(place[0] / "runs")]
+    assert main([*words, "--results", str(tmp_path)]) == 0
+    again = results.read(tmp_path / "digits.json")["runs"]
+    assert all("subsets" in one for one in again)
+
+
 def test_clusters_of_layers_stand_beside_the_subsets(tmp_path):
     data = covey.data.load("digits")
     network = covey.zoo.create("wrn-10-1", classes=10, channels=1)
     example = data.prepare(data.test.inputs[:4])
     ensemble = covey.convert(network, covey.SuperWeights(members=2, budget=3.0), example=example)
+    run.score(tmp_path, ensemble, data)
     run.score_subsets(tmp_path, ensemble, data)
     found = run.read_subsets(tmp_path)
     groups = ensemble.layout.facts["clusters"]

@@ -227,6 +227,12 @@ def test_repetitions_that_are_splits_of_one_set_are_no_independent_evidence() ->
 
     seeds, splits = gather(on("a", "a", "a")), gather(on("a", "b", "c"))
     assert (seeds.overlap, splits.overlap) == (0.0, 0.125)
+    # a set's standard splits have the same rows of different files
+    standard = [replace(r, settings={**r.settings, "dataset": {"split": r.seed}}) for r in on("a", "a", "a")]
+    assert gather(standard).overlap == 0.125
+    for damaged in ({"record": 3}, {"record": {"counts": {"train": "many", "test": 1}}}, {"dataset": []}):
+        strange = [replace(r, settings={**r.settings, **damaged}) for r in on("a", "b", "c")]
+        assert gather(strange).overlap in (0.0, 0.125)
     many, one = splits.methods[1], splits.methods[0]
     plain = seeds.against(many, one, "accuracy")
     enlarged = splits.against(many, one, "accuracy")

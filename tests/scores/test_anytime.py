@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import covey
-from covey.scores.subsets import Anytime, Measured, Subset, anytime
+from covey.scores import Record
+from covey.scores.subsets import Anytime, Measured, Subset, anytime, of_record, spread
 
 
 def _ensemble(members: int = 3) -> covey.Ensemble:
@@ -69,7 +70,7 @@ def _fixed() -> Anytime:
         Subset((1, 2), 60, 6.0, 0.74),
         Subset((0, 1, 2), 70, 7.0, 0.8),
     )
-    return Anytime(subsets, 10, _ensemble())
+    return Anytime(subsets, 10, "accuracy", _ensemble())
 
 
 def test_the_front_and_the_best_for_a_budget() -> None:
@@ -156,8 +157,43 @@ def test_generated_weights_do_not_count_as_work_of_an_answer() -> None:
     assert adds[0, 1] == 2 * adds[0,]
 
 
+def test_updates_that_act_on_activations_count_for_one_member_as_for_all() -> None:
+    network = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
+    ensemble = covey.convert(network, covey.LowRank(members=3, rank=2), example=X[:2])
+    adds = {s.members: s.multiply_adds for s in anytime(ensemble, X, Y, repeats=2).subsets}
+    assert adds[0, 1, 2] == 3 * adds[1,]
+
+
+def test_an_evaluations_outputs_are_scored_in_their_own_unit() -> None:
+    ensemble = _ensemble(2)
+    record = Record(outputs=torch.randn(2, 40, 3), targets=Y)
+    found = {s.members: s.score for s in of_record(ensemble, record, X[:8], repeats=2).subsets}
+    both = record.outputs.softmax(-1).mean(0).argmax(-1)
+    assert found[0, 1] == pytest.approx((both == Y).double().mean().item())
+    numbers = Record(outputs=torch.randn(2, 40, 1), targets=X[:, :1], task="regression")
+    rmse = of_record(ensemble, numbers, X[:8], repeats=2)
+    (first,) = (s for s in rmse.subsets if s.members == (0,))
+    assert rmse.score == "rmse"
+    assert first.score == pytest.approx(-(numbers.outputs[0] - X[:, :1]).square().mean().sqrt().item())
+    asked = covey.Quantiles((0.1, 0.9))
+    quantiles = Record(outputs=torch.randn(2, 40, 2), targets=X[:, 0], task=str(asked))
+    (last,) = (s for s in of_record(ensemble, quantiles, X[:8], repeats=2).subsets if len(s.members) == 2)
+    assert last.score == pytest.approx(-asked(quantiles.outputs.mean(0), X[:, 0]).item())
+
+
+def test_of_many_samples_some_are_taken_all_over() -> None:
+    assert spread(5, 10).tolist() == [0, 1, 2, 3, 4]
+    rows = spread(20_000, 10_000)
+    assert len(rows.unique()) == 10_000
+    assert (rows < 10_000).sum() == 5_000
+    assert (rows[0], rows[-1]) == (0, 19_999)
+
+
 def test_what_was_measured_can_be_stored() -> None:
     fixed = _fixed()
     again = Measured.from_dict(json.loads(json.dumps(fixed.to_dict())))
-    assert again == Measured(fixed.subsets, fixed.batch)
+    assert again == Measured(fixed.subsets, fixed.batch, fixed.score)
     assert again.front() == fixed.front()
+    later = json.loads(json.dumps(fixed.to_dict()))
+    later["subsets"][0]["more"] = "what a later version may add"
+    assert Measured.from_dict(later) == again

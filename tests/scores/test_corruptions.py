@@ -215,6 +215,10 @@ def test_published_files_of_another_test_set_are_refused_before_anything_is_run(
 
     with pytest.raises(EvaluationError, match="corrupted images of another test set"):
         covey.evaluate(Untouched(), (images, labels), corrupted=tmp_path)
+    with pytest.raises(EvaluationError, match="they were normalised"):
+        covey.evaluate(Untouched(), (4 * images - 2, labels.flip(0)), corrupted=tmp_path)
+    with pytest.raises(EvaluationError, match=r"shape \(3, 8, 8\), and the test images have \(3, 16, 16\)"):
+        covey.evaluate(Untouched(), (torch.rand(20, 3, 16, 16), labels.flip(0)), corrupted=tmp_path)
     (tmp_path / "snow.npy").unlink()
     with pytest.raises(EvaluationError, match=r"snow\.npy is missing"):
         covey.evaluate(Untouched(), (images, labels.flip(0)), corrupted=tmp_path)

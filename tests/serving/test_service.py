@@ -366,7 +366,7 @@ def test_a_budget_of_time_takes_the_members_that_fit(images):
     from covey.scores.subsets import Subset
 
     subsets = (Subset((1,), 10, 1.0, -0.9), Subset((0, 1), 20, 2.0, -0.5), Subset((0, 1, 2), 30, 4.0, -0.4))
-    measured = Anytime(subsets, 4, images.ensemble)
+    measured = Anytime(subsets, 4, "accuracy", images.ensemble)
     model = Model(ensemble=images.ensemble, record=images.record, anytime=measured)
     raw = pixels(2)
     prepared = (torch.from_numpy(raw).float() / 255 - 0.5) / 0.25

@@ -32,19 +32,21 @@ class Around:
     def found(self, one: PlannedRun) -> dict[str, Any]:
         """What the report takes of a run, by the names of `covey.scores.landscape`."""
         from covey.scores.landscape import flatness
+        from covey.scores.subsets import spread
 
         code = one.settings.network.network if one.settings.network.code else None
         ensemble = reading.read_ensemble(one.folder, code)
         data = one.settings.dataset.load()
 
-        def first(samples: int) -> tuple[Tensor, Tensor]:
-            return data.prepare(data.test.inputs[:samples]), data.test.targets[:samples]
+        def some(samples: int) -> tuple[Tensor, Tensor]:
+            rows = spread(len(data.test), samples)
+            return data.prepare(data.test.inputs[rows]), data.test.targets[rows]
 
         result: dict[str, Any] = {}
         if self.flatness:
-            result["flatness"] = flatness(ensemble.member(0), *first(self.flatness))
+            result["flatness"] = flatness(ensemble.member(0), *some(self.flatness))
         if self.interpolation and _alike(ensemble):
-            result["interpolation"] = _between(ensemble, *first(self.interpolation))
+            result["interpolation"] = _between(ensemble, *some(self.interpolation))
         return result
 
 

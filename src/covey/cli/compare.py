@@ -85,14 +85,30 @@ def _check_own(own: CompareFlags, base: Settings, planned: Sequence[PlannedRun])
             raise UsageError(f"{flag} is a number of test samples, 0 or more; got {count}.")
     if own.corruptions and is_table(base.dataset.data):
         raise UsageError(f"--corruptions is for images, and {base.dataset.data} is a table; leave it out.")
-    for flag, asked, tasks in (
-        ("--flatness", own.flatness, ("classification",)),
-        ("--interpolation", own.interpolation, ("classification",)),
-        ("--subsets", own.subsets, ("classification", "regression")),
-    ):
-        if asked and (task := base.dataset.load().task) not in tasks:
-            raise UsageError(
-                f"{flag} is for {' and '.join(tasks)}, and {base.dataset.data} is for {task}; leave it out."
-            )
+    if own.interpolation == 1:
+        raise UsageError(
+            "--interpolation needs two test samples or more: norms use the batch's own statistics."
+        )
+    _check_tasks(own, planned)
     if (Path(own.folder) / run.SETTINGS).exists():
         raise UsageError(f"{own.folder} is the folder of a run; a comparison needs one of its own.")
+
+
+def _check_tasks(own: CompareFlags, planned: Sequence[PlannedRun]) -> None:
+    """Refuse what has no meaning for the task of one of the data sets."""
+    asked = {
+        "--flatness": (own.flatness, ("classification",)),
+        "--interpolation": (own.interpolation, ("classification",)),
+        "--subsets": (own.subsets, ("classification", "regression", "segmentation")),
+    }
+    asked = {flag: (value, tasks) for flag, (value, tasks) in asked.items() if value}
+    if not asked:
+        return
+    sets = {one.settings.dataset.data: one.settings.dataset for one in planned}
+    for name, dataset in sets.items():
+        task = dataset.load().task
+        for flag, (_, tasks) in asked.items():
+            if task not in tasks:
+                raise UsageError(
+                    f"{flag} is for {' and '.join(tasks)}, and {name} is for {task}; leave it out."
+                )

@@ -119,7 +119,9 @@ def _place(own: EvaluateFlags, folder: Path) -> Path:
     """Where scores go: those of other data, or of a part of the data, do not replace the run's own."""
     parts = [] if own.data is None else [Path(own.data).stem]
     if own.corrupted is not None:
-        parts.append(Path(own.corrupted).name)
+        parts.append(Path(own.corrupted).resolve().name or "corrupted")
+        if own.corruptions:
+            parts.append(str(own.corruptions))
     if own.limit is not None:
         parts.append(f"limit-{own.limit}")
     return folder / "evaluations" / "-".join(parts) if parts else folder

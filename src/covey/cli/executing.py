@@ -14,8 +14,10 @@ from typing import Any
 from covey.cli import results as stored
 from covey.cli import run
 from covey.cli.around import Around
-from covey.cli.planned import PlannedRun, file_name, is_done, longest_first
+from covey.cli.planned import PlannedRun, file_name, is_done, longest_first, missing_scores
 from covey.cli.spoken import with_flags
+from covey.data import Data
+from covey.ensemble import Ensemble
 from covey.errors import CoveyError, OptionError, reason
 from covey.extras import load
 from covey.locks import locked
@@ -39,7 +41,7 @@ class Results:
         held = {(each["label"], each["repeat"]): each for each in stored.read(Path(self.path))["runs"]}
         for one in self.planned:
             found = held.get((one.label, one.repeat))
-            if found is not None and stored.is_of(found, one.settings):
+            if found is not None and stored.is_of(found, one.settings) and stored.has(found, one):
                 self.entries[one.folder] = found
 
     def write(self) -> None:
@@ -125,15 +127,23 @@ def do_run(one: PlannedRun) -> str | None:
             if is_done(one):
                 return None
             history, data = run.train(one.settings, one.folder, resume=True)
-            run.score(one.folder, history.ensemble, data, corruptions=one.corruptions)
-            if one.subsets:
-                run.score_subsets(one.folder, history.ensemble, data)
-            if one.collapsed:
-                run.score_collapsed(one.folder, history.ensemble, data)
-            run.measure_cost(one.folder, history.ensemble, data)
+            _score(one, history.ensemble, data)
     except (CoveyError, OSError) as error:
         return " ".join((reason(error) if isinstance(error, OSError) else str(error)).split())
     return None
+
+
+def _score(one: PlannedRun, ensemble: Ensemble, data: Data) -> None:
+    """Compute what is asked for and not there yet; the cost is measured last."""
+    missing = missing_scores(one)
+    if run.SCORES in missing:
+        run.score(one.folder, ensemble, data, corruptions=one.corruptions)
+    if run.SUBSETS in missing:
+        run.score_subsets(one.folder, ensemble, data)
+    if run.COLLAPSED in missing:
+        run.score_collapsed(one.folder, ensemble, data)
+    if run.COST in missing:
+        run.measure_cost(one.folder, ensemble, data)
 
 
 def _tell(

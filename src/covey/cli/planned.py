@@ -38,9 +38,10 @@ class CompareFlags:
             samples of a classification.
         corruptions: corrupt the first so many test images in 75 ways and score those too.
         interpolation: score networks on the line between each run's first two members, on so many test samples of a
-            classification, where members have the same shapes.
-        subsets: score and time every subset of each run's members on the test data, to show what an answer within a
-            budget of time is worth, and draw which of their layers share templates, where the method clusters them.
+            classification, where members have the same shapes; norms use the statistics of these samples.
+        subsets: score every subset of each run's members on the test data (at most 10,000 samples, evenly spread) and
+            time it, to show what an answer within a budget of time is worth, and draw which of their layers share
+            templates, where the method clusters them.
         collapsed: score every way of averaging members' weights into one network too, where members are kept.
         search: before the comparison, try so many settings of each method, the baseline too, and keep those that do
             best on validation data; 0 for none. The first is what is given, the others are drawn from the first seed.
@@ -164,10 +165,20 @@ def has_ended(one: PlannedRun) -> bool:
     return (one.folder / run.COST).exists()
 
 
+def missing_scores(one: PlannedRun) -> list[str]:
+    """The files of scores that a run should have and has not."""
+    missing = [] if run.is_scored(one.folder, corruptions=one.corruptions) else [run.SCORES]
+    for name, asked in {run.SUBSETS: one.subsets, run.COLLAPSED: one.collapsed, run.COST: True}.items():
+        if asked and not (one.folder / name).exists():
+            missing.append(name)
+    if run.SUBSETS in missing and run.SCORES not in missing and not (one.folder / run.OUTPUTS).exists():
+        missing.insert(0, run.SCORES)  # subsets are scored by the outputs
+    return missing
+
+
 def is_done(one: PlannedRun) -> bool:
-    """Whether the run was done with these settings; its cost is written last."""
-    asked = {run.COST: True, run.SUBSETS: one.subsets, run.COLLAPSED: one.collapsed}
-    if any(wanted and not (one.folder / name).exists() for name, wanted in asked.items()):
+    """Whether the run was done with these settings, and has every score that is asked for."""
+    if not has_ended(one) or missing_scores(one):
         return False
     found = reading.settings_of(reading.read_settings(one.folder))
     return replace(found, machine=one.settings.machine) == one.settings

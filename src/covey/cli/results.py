@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from covey.cli import reading, run
+from covey.cli.planned import PlannedRun
 from covey.cli.settings import Settings
 from covey.errors import StoreError
 from covey.files import write_text
@@ -142,6 +143,15 @@ def is_of(entry: Mapping[str, Any], settings: Settings) -> bool:
     """Whether an entry is of a run with these settings, on whatever machine."""
     elsewhere = replace(settings, machine=Machine(), dataset=replace(settings.dataset, root=None))
     return reading.settings_of(dict(entry["settings"])) == elsewhere
+
+
+def has(entry: Mapping[str, Any], one: PlannedRun) -> bool:
+    """Whether an entry has every score that a run is to have."""
+    if one.subsets and "subsets" not in entry:
+        return False
+    if one.collapsed and "collapsed" not in entry and entry["cost"].get("members") != 1:
+        return False
+    return not one.corruptions or entry["scores"].get("robustness", {}).get("samples") == one.corruptions
 
 
 def _short(value: Any) -> Any:

@@ -21,20 +21,22 @@ from covey.cli.spoken import with_flags
 from covey.collapsing import collapse
 from covey.data import Data
 from covey.ensemble import Ensemble
-from covey.errors import StoreError
+from covey.errors import EvaluationError, StoreError
 from covey.files import write_text
 from covey.locks import locked
 from covey.report import Run
 from covey.report.members import clusters_by_depth
 from covey.schema import read_json, read_text
-from covey.scores import Cost, Evaluation, Measured, anytime, evaluate, stored
+from covey.scores import Cost, Evaluation, Measured, Record, evaluate, stored
 from covey.scores import cost as costs
+from covey.scores.subsets import of_record
 from covey.train import History, checkpoint, fit
 from covey.zoo import from_file
 
 _log = logging.getLogger("covey")
+SCORES, OUTPUTS = "evaluation.json", "outputs.npz"
 COST, COLLAPSED, SUBSETS = "cost.json", "collapsed.json", "subsets.json"
-SUBSETS_SAMPLES = 10_000  # of the test data, at most
+SUBSETS_BATCH = 64  # samples in the batch that subsets of members are timed on
 STATISTICS_BATCHES = 20  # of 512 training samples, to estimate norms' statistics of an averaged network anew
 
 
@@ -148,7 +150,7 @@ def _stored(folder: Path) -> str | None:
 
 def _drop_scores(folder: Path) -> None:
     """Remove scores and cost of an ensemble that another one took the place of."""
-    for name in ("evaluation.json", "outputs.npz", COST, COLLAPSED, SUBSETS):
+    for name in (SCORES, OUTPUTS, COST, COLLAPSED, SUBSETS):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -227,6 +229,19 @@ def score(
     return evaluate(ensemble, data, corruptions=corruptions, corrupted=corrupted, folder=folder)
 
 
+def is_scored(folder: Path, *, corruptions: int = 0) -> bool:
+    """Whether a run's scores are there, and as many corrupted images among them as are asked for."""
+    if not (folder / SCORES).exists():
+        return False
+    try:
+        found = Evaluation.load(folder, outputs=False)
+    except EvaluationError:
+        return False  # it is written anew
+    return not corruptions or found.scores.get("robustness", {}).get("samples") == min(
+        corruptions, found.about["samples"]
+    )
+
+
 def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
     """Score every way of averaging the members' weights into one network, and write the scores to the folder.
 
@@ -246,12 +261,13 @@ def score_collapsed(folder: Path, ensemble: Ensemble, data: Data) -> None:
 
 
 def score_subsets(folder: Path, ensemble: Ensemble, data: Data) -> None:
-    """Score and time every subset of the members on test data, and write it to the folder.
+    """Score every subset of the members by the outputs that `score` kept, time it, and write that to the folder.
 
     The clusters of layers that share templates stand in the same file, where the method has any.
     """
-    inputs, targets = next(data.test.in_order(SUBSETS_SAMPLES))
-    found = anytime(ensemble, data.prepare(inputs), targets).to_dict()
+    record = Record.load(folder / OUTPUTS)
+    inputs, _ = next(data.test.in_order(SUBSETS_BATCH))
+    found = of_record(ensemble, record, data.prepare(inputs)).to_dict()
     if "clusters" in ensemble.layout.facts:
         found["clusters"] = clusters_by_depth(ensemble)
     write_text(folder / SUBSETS, json.dumps(found))
@@ -268,6 +284,7 @@ def measure_cost(folder: Path, ensemble: Ensemble, data: Data, place: Path | Non
 def result(folder: Path, label: str, repeat: int, place: Path | None = None) -> Run:
     """A trained, scored and measured run as the report takes it; scores and cost may lie in another place."""
     subsets = read_subsets(folder)
+    own = place in (None, folder)  # subsets were scored on the run's own test data
     return Run(
         method=label,
         seed=repeat,
@@ -275,7 +292,7 @@ def result(folder: Path, label: str, repeat: int, place: Path | None = None) -> 
         cost=Cost.from_dict(read_json((place or folder) / COST, stored.COST)),
         history=read_history(folder),
         settings=read_settings(folder),
-        subsets=Measured.from_dict(subsets) if subsets else None,
+        subsets=Measured.from_dict(subsets) if subsets and own else None,
         clusters=subsets.get("clusters", ()),
     )
 

@@ -14,13 +14,25 @@ from covey.report.style import Figure, Look, blank, finish, label, looks, styled
 from covey.scores.landscape import interpolation
 from covey.scores.subsets import CostAxis, Measured
 
+MOST_NUMBERED = 60
+"""Layers of a network, above which the figure of clusters has room for colours only."""
+
+AXES = {
+    "accuracy": "accuracy",
+    "nll": "mean log-likelihood",
+    "mse": "minus the mean squared error",
+    "rmse": "minus the RMSE",
+    "pinball": "minus the pinball loss",
+}
+"""What the scores of subsets are called beside a figure."""
+
 
 def clusters(ensemble: Ensemble, labels: Sequence[str] | None = None) -> Figure:
     """Which cluster each layer of each network belongs to, by depth. For `SuperWeights`.
 
     Args:
         ensemble: SuperWeights.
-        labels: what to call the networks; "member 0", ... by default.
+        labels: what to call the networks; "member 0", ... by default, "all members" where they have one.
     """
     return draw_clusters(clusters_by_depth(ensemble), labels)
 
@@ -39,18 +51,20 @@ def draw_clusters(
     by_depth: Sequence[Sequence[int]], labels: Sequence[str] | None = None, name: str = ""
 ) -> Figure:
     """The figure of `clusters`, from what `clusters_by_depth` found; a name stands in its title."""
+    if labels is None:
+        one = len(by_depth) == 1
+        labels = ["all members"] if one else [f"member {k}" for k in range(len(by_depth))]
     sizes = Counter(cluster for layers in by_depth for cluster in layers)
+    numbered = max(map(len, by_depth), default=0) <= MOST_NUMBERED
     shared = {cluster for cluster, size in sizes.items() if size > 1}
     networks = len(by_depth)
-    if labels is None:
-        labels = [f"member {k}" for k in range(networks)]
     title = "Cluster membership by member and depth" + (f": {name}" if name else "")
     with styled():
         figure, axes = blank((6.4, 0.7 + 0.45 * networks))
         for body, layers in enumerate(by_depth):
             for depth, cluster in enumerate(layers):
                 colour = f"C{cluster % 10}" if cluster in shared else "none"
-                _draw_layer(axes, body, depth, cluster, colour)
+                _draw_layer(axes, body, depth, str(cluster) if numbered else "", colour)
         axes.set_yticks(range(networks), [label(text) for text in labels])
         axes.set_xlabel("layer, by depth; the number and colour are its cluster, white stands alone")
         axes.invert_yaxis()
@@ -71,7 +85,7 @@ def _clusters(ensemble: Ensemble) -> dict[tuple[int, str], int]:
     return found
 
 
-def _draw_layer(axes: Any, body: int, depth: int, cluster: int, colour: str) -> None:
+def _draw_layer(axes: Any, body: int, depth: int, number: str, colour: str) -> None:
     axes.barh(
         body,
         0.92,
@@ -82,7 +96,8 @@ def _draw_layer(axes: Any, body: int, depth: int, cluster: int, colour: str) -> 
         edgecolor="gray",
         linewidth=0.5,
     )
-    axes.text(depth + 0.46, body, str(cluster), ha="center", va="center", fontsize=6.5)
+    if number:
+        axes.text(depth + 0.46, body, number, ha="center", va="center", fontsize=6.5)
 
 
 def anytime(found: Mapping[str, Measured], by: CostAxis = "milliseconds") -> Figure:
@@ -98,7 +113,7 @@ def anytime(found: Mapping[str, Measured], by: CostAxis = "milliseconds") -> Fig
             best = max(subset.score for subset in found[name].subsets)
             told.append(f"{name}: best {best:.4f}")
         axes.set_xlabel(units[by])
-        axes.set_ylabel("score")
+        axes.set_ylabel(AXES.get(found[names[0]].score, "score"))
         figure.legend(loc="outside right upper")
         title = "Score of subsets of members against their cost"
         return finish(figure, f"anytime-{by}", title, "; ".join(told))

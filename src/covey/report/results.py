@@ -124,12 +124,12 @@ class Results:
     @property
     def overlap(self) -> float:
         """Test over training samples where repetitions are splits of one set, which share most rows; else 0."""
-        records = [run.settings.get("record", {}) for run in self.baseline.runs]
-        tests = {record.get("indices_sha256", {}).get("test") for record in records}
-        counts = records[0].get("counts", {})
-        if len(tests) < 2 or not counts.get("train"):
+        parts = {_test_part(run) for run in self.baseline.runs}
+        counts = _table(_table(self.baseline.runs[0].settings, "record"), "counts")
+        train, test = counts.get("train"), counts.get("test")
+        if len(parts) < 2 or not isinstance(train, int) or not isinstance(test, int) or train < 1:
             return 0.0
-        return float(counts["test"]) / float(counts["train"])
+        return test / train
 
     @property
     def reference(self) -> MethodRuns:
@@ -150,6 +150,19 @@ class Results:
         if not total:
             return None
         return sum(own[seed] for seed in shared) / total
+
+
+def _test_part(run: Run) -> tuple[str, str]:
+    """What tells one test set from another: a set's standard split, and which of its rows are for the test."""
+    record, dataset = _table(run.settings, "record"), _table(run.settings, "dataset")
+    rows = _table(record, "indices_sha256").get("test")
+    return str(dataset.get("split")), str(rows)
+
+
+def _table(found: Any, name: str) -> Mapping[str, Any]:
+    """A table in settings, which may come from anyone; an empty one if it is none."""
+    inside = found.get(name) if isinstance(found, Mapping) else None
+    return inside if isinstance(inside, Mapping) else {}
 
 
 def gather(runs: Sequence[Run], baseline: str | None = None) -> Results:

@@ -43,8 +43,9 @@ ROBUSTNESS = (
     "over seeds."
 )
 LANDSCAPE = (
-    "The rise of the loss when weights are disturbed, the loss between two members, and accuracy and NLL on the "
-    "plane through three."
+    "The rise of the loss when weights are disturbed, loss and accuracy between the first two members, and accuracy "
+    "and NLL on the plane through three. Between members, norms use the statistics of the samples at hand, so that the "
+    "ends are not quite the members' own scores; only members of equal shapes have such a line."
 )
 MEMBERS = (
     "For the first seed of each method: subsets of the members with their cost and their score, and a line through "

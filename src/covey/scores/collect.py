@@ -65,7 +65,7 @@ def _check_corruptions(corruptions: Corruptions, task: str, data: HeldOut) -> No
         raise EvaluationError(
             "corruptions: expected test images in memory, one tensor (N, 1 or 3, H, W); these inputs are none"
         )
-    corruptions.check(data.test.targets)
+    corruptions.check(pixels(data.images), data.test.targets)
 
 
 ANSWERED: dict[str, str] = {

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from statistics import median, quantiles
 from typing import Any, Literal
 
@@ -152,16 +153,17 @@ def measure_cost(
     )
 
 
-def multiply_adds(module: nn.Module, example: Tensor) -> int:
-    """Multiply-adds of `module(example)` in matrix products, convolutions and attention.
+def multiply_adds(module: nn.Module, example: Tensor, *, call: Callable[[], Any] | None = None) -> int:
+    """Multiply-adds of `module(example)`, or of `call`, in matrix products, convolutions and attention.
 
     Fused kernels that the counter cannot see into (recurrent layers, attention) are replaced by plain ones.
     """
+    run = partial(module, example) if call is None else call
     counter = FlopCounterMode(display=False)
     with evaluated_model(module).evaluating(), torch.no_grad(), _plain_kernels():
-        module(example)  # an ensemble's first call may try several ways to run, which must not count
+        run()  # an ensemble's first call may try several ways to run, which must not count
         with counter:
-            module(example)
+            run()
     return counter.get_total_flops() // 2
 
 

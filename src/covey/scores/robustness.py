@@ -60,19 +60,31 @@ class Corruptions:
             for severity in SEVERITIES:
                 yield f"{name}/{severity}", self._published(self.folder, name, severity, labels)
 
-    def check(self, labels: Tensor) -> None:
-        """Refuse published files that are missing, or are not of the test data with these labels."""
-        if self.folder is not None:
-            for name in CORRUPTIONS:
-                self._published(self.folder, name, 1, labels)
+    def check(self, images: Tensor, labels: Tensor) -> None:
+        """Refuse published files that are missing, or are not of the test data with these images and labels."""
+        if self.folder is None:
+            return
+        low, high = float(images.min()), float(images.max())
+        if low < 0 or high > 1:
+            raise EvaluationError(
+                f"published corruptions are pictures with values from 0 to 1, and the test images have {low:.3g} to "
+                f"{high:.3g}: they were normalised. Give them as they are; a data set of covey normalises by itself."
+            )
+        for name in CORRUPTIONS:
+            found = self._published(self.folder, name, 1, labels)
+            if found.shape[1:] != images.shape[1:]:
+                raise EvaluationError(
+                    f"{self.folder} has pictures of shape {tuple(found.shape[1:])}, and the test images have "
+                    f"{tuple(images.shape[1:])}."
+                )
 
     def _published(self, folder: Path, name: str, severity: int, labels: Tensor) -> Tensor:
         count = self.count or len(labels)
         found, published = read_cifar_c(folder, name, severity)
         if not torch.equal(published[:count], labels[:count].cpu().long()):
             raise EvaluationError(
-                f"{folder} holds corrupted images of another test set: its labels are not those of the test data, in "
-                "their order. Leave limit out, to score on the whole test set."
+                f"{folder} holds corrupted images of another test set, or the test data are a part of it or in another "
+                "order: the labels differ."
             )
         return found[:count]
 

@@ -132,6 +132,7 @@ COST = Record(
 SUBSETS = Record(
     {
         "batch": Whole(1),
+        "score": Word(),
         "subsets": Many(
             Record(
                 {
@@ -142,9 +143,10 @@ SUBSETS = Record(
                 }
             ),
             least=1,
+            most=1 << 12,  # of up to twelve members all subsets are scored
         ),
     },
-    optional={"clusters": Many(Many(Whole()))},
+    optional={"clusters": Many(Many(Whole(), most=1 << 12), most=100)},
 )
 """What each subset of members costs and scores."""
 

@@ -17,9 +17,13 @@ from torch import Tensor
 from covey.combine import Answer, Prediction, Regression
 from covey.ensemble import Ensemble
 from covey.errors import EvaluationError
-from covey.quantiles import KIND, QuantileAnswer, kind_of
+from covey.quantiles import KIND, QuantileAnswer, Quantiles, kind_of
 
 from .cost import multiply_adds, timings
+from .record import Record
+
+MOST_SAMPLES = 10_000
+"""So many samples of an evaluation are scored, at most."""
 
 MANY = 12
 """With more members than this only a greedy chain of subsets is scored, not all 2^M."""
@@ -60,10 +64,12 @@ class Measured:
     Args:
         subsets: what was measured, cheapest first.
         batch: the batch size that times are for.
+        score: what the scores are: a name of `SCORES`, or "rmse".
     """
 
     subsets: tuple[Subset, ...] = field(repr=False)
     batch: int
+    score: str
 
     def front(self, by: CostAxis = "milliseconds") -> list[Subset]:
         """The subsets that no other beats: each costs more than the one before and scores better."""
@@ -79,13 +85,17 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON."""
-        return {"batch": self.batch, "subsets": [asdict(subset) for subset in self.subsets]}
+        subsets = [asdict(subset) for subset in self.subsets]
+        return {"batch": self.batch, "score": self.score, "subsets": subsets}
 
     @staticmethod
     def from_dict(found: Mapping[str, Any]) -> Measured:
         """What `to_dict` gave."""
-        subsets = [Subset(**{**each, "members": tuple(each["members"])}) for each in found["subsets"]]
-        return Measured(tuple(subsets), found["batch"])
+        subsets = []
+        for each in found["subsets"]:
+            costs = {name: each[name] for name in ("multiply_adds", "milliseconds", "score")}
+            subsets.append(Subset(members=tuple(each["members"]), **costs))
+        return Measured(tuple(subsets), found["batch"], found["score"])
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,8 @@ class Anytime(Measured):
     def refine(self, x: Tensor, members: Sequence[int] | None = None) -> Iterator[tuple[int, Answer]]:
         """The answer after each member, as (members so far, answer); stop whenever time is up.
 
+        Members run one after another, so what they share is computed for each.
+
         Args:
             x: input, (B, ...).
             members: in which order; by default that of `order()`.
@@ -162,9 +174,10 @@ def anytime(
     batch: int = 64,
     repeats: int = 7,
 ) -> Anytime:
-    """Score and time all subsets of members on held-out data, in eval mode, members one after another.
+    """Score and time all subsets of members on held-out data, in eval mode.
 
-    With more than 12 members, a greedy chain instead: each subset is the last with the member that helps most.
+    Each member is timed alone and all of them together; what lies between goes by their number. With more than 12
+    members, a greedy chain instead: each subset is the last with the member that helps most.
 
     Args:
         ensemble: any; members may differ in shape.
@@ -177,33 +190,91 @@ def anytime(
     """
     score = _check(ensemble, inputs, targets, score)
     batch = min(batch, len(inputs))
-    every = range(ensemble.members)
-    outputs, adds, milliseconds = [], [], []
-    for member in every:
+    outputs = []
+    for member in range(ensemble.members):
         parts = [_member_outputs(ensemble, part, member) for part in inputs.split(batch)]
         outputs.append(torch.cat(parts))
-        adds.append(multiply_adds(ensemble.member(member), inputs[:1]))
-        milliseconds.append(_milliseconds(ensemble, inputs[:batch], [member], repeats))
-    with ensemble.evaluating():
-        work = _Cost.of(adds, multiply_adds(ensemble, inputs[:1]))
-    time = _Cost.of(milliseconds, _milliseconds(ensemble, inputs[:batch], every, repeats))
+    every_output = torch.stack(outputs)
+
+    def score_of(members: Sequence[int]) -> float:
+        return _score(ensemble.answer(every_output[list(members)]), targets, score)
+
+    subsets = _measured(ensemble, inputs[:batch], score_of, repeats)
+    return Anytime(subsets, batch, score, ensemble)
+
+
+def of_record(ensemble: Ensemble, record: Record, example: Tensor, *, repeats: int = 7) -> Measured:
+    """Score all subsets of members by the outputs that an evaluation kept, and time them on a batch of inputs.
+
+    Args:
+        ensemble: whose outputs they are.
+        record: of the evaluation. Of more than 10,000 samples as many are taken, evenly spread.
+        example: a batch of inputs.
+        repeats: timed runs for each member, of which the median counts.
+
+    Classes are scored by accuracy, numbers by -RMSE and quantiles by the negative pinball loss, in their own unit.
+    """
+    rows = spread(len(record.targets), MOST_SAMPLES)
+    outputs, targets = record.outputs[:, rows], record.targets[rows]
+    score, of = _BY_KIND.get(kind_of(record.task), ("accuracy", _accuracy))
+
+    def score_of(members: Sequence[int]) -> float:
+        return of(outputs[list(members)], targets, record.task)
+
+    subsets = _measured(ensemble, example, score_of, repeats)
+    return Measured(subsets, len(example), score)
+
+
+def spread(count: int, most: int) -> Tensor:
+    """At most so many of the rows from 0 to `count`, evenly spread over them: data may lie in the order of classes."""
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
+
+
+def _accuracy(outputs: Tensor, targets: Tensor, task: str) -> float:
+    return float((Prediction(outputs).label == targets).double().mean())
+
+
+def _negative_rmse(outputs: Tensor, targets: Tensor, task: str) -> float:
+    return -float((outputs.mean(0) - targets).square().mean().sqrt())
+
+
+def _negative_pinball(outputs: Tensor, targets: Tensor, task: str) -> float:
+    asked = Quantiles.of(task)
+    assert asked is not None
+    return -float(asked(outputs.mean(0), targets))
+
+
+_BY_KIND: dict[str, tuple[str, Callable[[Tensor, Tensor, str], float]]] = {
+    "regression": ("rmse", _negative_rmse),
+    KIND: ("pinball", _negative_pinball),
+}
+"""How the kept outputs of tasks that are no classification are scored."""
+
+
+def _measured(
+    ensemble: Ensemble, x: Tensor, score_of: Callable[[Sequence[int]], float], repeats: int
+) -> tuple[Subset, ...]:
+    """All subsets of members, or a chain of them, with their score and what they cost on a batch."""
+    every = range(ensemble.members)
+    adds, milliseconds = [], []
+    for member in every:
+        alone = partial(ensemble, x[:1], members=[member])
+        adds.append(multiply_adds(ensemble, x[:1], call=alone))
+        milliseconds.append(_milliseconds(ensemble, x, [member], repeats))
+    work = _Cost.of(adds, multiply_adds(ensemble, x[:1]))
+    time = _Cost.of(milliseconds, _milliseconds(ensemble, x, every, repeats))
 
     def measured(members: Sequence[int]) -> Subset:
-        answer = ensemble.answer(every_output[list(members)])
         return Subset(
             members=tuple(members),
             multiply_adds=round(work(members)),
             milliseconds=time(members),
-            score=_score(answer, targets, score),
+            score=score_of(members),
         )
 
-    every_output = torch.stack(outputs)
-    if ensemble.members > MANY:
-        subsets = _greedy_chain(ensemble.members, measured)
-    else:
-        subsets = _all_subsets(ensemble.members, measured)
-    subsets.sort(key=lambda subset: subset.milliseconds)
-    return Anytime(tuple(subsets), batch, ensemble)
+    find = _greedy_chain if ensemble.members > MANY else _all_subsets
+    found = find(ensemble.members, measured)
+    return tuple(sorted(found, key=lambda subset: subset.milliseconds))
 
 
 def _check(ensemble: Ensemble, inputs: Tensor, targets: Tensor, score: str | None) -> str:

@@ -6,8 +6,8 @@ Paper 3 (SuperWeight networks). The layers of all members are put into clusters 
 into slabs, such that every layer is put together from all slabs inside its shape; each slab has templates T and rows
 of coefficients alpha. With S_s entries and T_s templates in slab s, R_s rows, and P_m parameters in all members' norms,
 heads and biases, it stores P_m + sum_s T_s (S_s + R_s), never more than the budget, and less than it by less than the
-smallest template. Where the budget has no room for a template of every slab, all slabs read theirs out of one vector,
-in which they overlap.
+smallest template. Where the budget has no room for a template of every slab, the slabs of a cluster read theirs out of
+one vector, in which they overlap; where it has none for that either, all slabs do.
 
 Which layers share templates is learned from their gradients (`refine_at`, tau), and so is which members share
 coefficients (`decouple_at`, beta).

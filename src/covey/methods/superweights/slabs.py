@@ -261,11 +261,11 @@ class Composition:
         by_cluster = self._by_cluster()
         of_clusters = sum(_largest(uses) for uses in by_cluster.values())
         of_all = _largest(found)
-        least = {"in clusters": of_clusters, "everywhere": of_all}.get(self.overlap)
-        if least is None or room < least:
-            minimum = fixed + sum(use.cost for use in found)
-            if least is not None:
-                minimum = min(minimum, fixed + coefficients + least)
+        minimum = fixed + sum(use.cost for use in found)
+        if self.overlap != "no":
+            least = of_clusters if self.overlap == "in clusters" else of_all
+            minimum = min(minimum, fixed + coefficients + least)
+        if self.budget < minimum:
             users = max(found, key=lambda use: use.size).users
             layer = max((user.layer for user in users), key=lambda layer: math.prod(layer.shape))
             raise TooSmallError("SuperWeights", self.budget, minimum, layer.name, of_all)
