@@ -199,6 +199,29 @@ def confirmed(name: str, method: str) -> str:
     return f"{markdown(headings, lines)}\n\n{origin(found)}"
 
 
+def promised(name: str, method: str) -> str:
+    """What the question asked beforehand came to, in two sentences."""
+    found = read(name)
+    if found is None:
+        return waiting(name)
+    table = rows(found)
+    single, own = table["single"], table[method]
+    tests = {score.words: compare(_by_seed(own, score), _by_seed(single, score)) for score in ASKED}
+    nll, ece = (("scores", "ensemble", score) for score in ("nll", "ece"))
+    lower = 1 - own.mean(*nll) / single.mean(*nll)
+    costs = [own.mean("cost", cost) / single.mean("cost", cost) for cost in ("stored", "multiply_adds")]
+    chance = [words for words, test in tests.items() if test.verdict == "within noise"]
+    told = (
+        f"Over {len(own.runs)} seeds {method} has a {100 * lower:.0f} % lower NLL than the single network, a calibration error of "
+        f"{100 * own.mean(*ece):.1f} % instead of {100 * single.mean(*ece):.1f} %, {tests['accuracy'].difference:+.1f} points of "
+        f"accuracy and {tests['OOD AUROC'].difference:+.1f} of AUROC against outliers, with {costs[0]:.2f} times its parameters and "
+        f"{costs[1]:.2f} times its multiply-adds."
+    )
+    return (
+        f"{told} Within chance: {', '.join(chance) or 'nothing'}. `{found['command']}`, {found['written']}."
+    )
+
+
 def _by_seed(row: Row, score: Score) -> dict[int, float]:
     """A score as the page prints it, by seed; runs that do not have it are left out."""
     found = {}

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conclusions import budgets, confirmed, verdicts
+from conclusions import budgets, confirmed, promised, verdicts
 from deployed import deploy_aims, deployed, deployed_without_vnni
 from fronts import FRONTS
 from outliers import by_criterion, by_set
@@ -267,6 +267,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "promise-outliers": lambda: by_set(PROMISE),
     "promise-criteria": lambda: by_criterion(PROMISE),
     "verdicts": lambda: verdicts(PROMISE),
+    "promised": lambda: promised("promise-packed", "packed"),
     "confirmed": lambda: confirmed("promise-packed", "packed"),
     "budgets": lambda: budgets(PROMISE),
     "tables": tables,
@@ -300,7 +301,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; say which pages would change")
     check = parser.parse_args().check
     stale = []
-    for path in sorted(DOCS.rglob("*.md")):
+    for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         page = path.read_text(encoding="utf-8")
         new = written(page)
         if new != page:
