@@ -212,10 +212,10 @@ def promised(name: str, method: str) -> str:
     costs = [own.mean("cost", cost) / single.mean("cost", cost) for cost in ("stored", "multiply_adds")]
     chance = [words for words, test in tests.items() if test.verdict == "within noise"]
     told = (
-        f"Over {len(own.runs)} seeds {method} has a {100 * lower:.0f} % lower NLL than the single network, a calibration error of "
-        f"{100 * own.mean(*ece):.1f} % instead of {100 * single.mean(*ece):.1f} %, {tests['accuracy'].difference:+.1f} points of "
-        f"accuracy and {tests['OOD AUROC'].difference:+.1f} of AUROC against outliers, with {costs[0]:.2f} times its parameters and "
-        f"{costs[1]:.2f} times its multiply-adds."
+        f"Over {len(own.runs)} seeds {method} has a {100 * lower:.0f} % lower NLL than the single network, a calibration "
+        f"error of {100 * own.mean(*ece):.1f} % instead of {100 * single.mean(*ece):.1f} %, "
+        f"{tests['accuracy'].difference:+.1f} points of accuracy and {tests['OOD AUROC'].difference:+.1f} of AUROC against "
+        f"outliers, with {costs[0]:.2f} times its parameters and {costs[1]:.2f} times its multiply-adds."
     )
     return (
         f"{told} Within chance: {', '.join(chance) or 'nothing'}. `{found['command']}`, {found['written']}."
