@@ -208,14 +208,15 @@ def promised(name: str, method: str) -> str:
     single, own = table["single"], table[method]
     tests = {score.words: compare(_by_seed(own, score), _by_seed(single, score)) for score in ASKED}
     nll, ece = (("scores", "ensemble", score) for score in ("nll", "ece"))
-    lower = 1 - own.mean(*nll) / single.mean(*nll)
+    lower = 100 * (1 - own.mean(*nll) / single.mean(*nll))
+    error, before = (100 * row.mean(*ece) for row in (own, single))
+    accuracy, outliers = (tests[words].difference for words in ("accuracy", "OOD AUROC"))
     costs = [own.mean("cost", cost) / single.mean("cost", cost) for cost in ("stored", "multiply_adds")]
     chance = [words for words, test in tests.items() if test.verdict == "within noise"]
     told = (
-        f"Over {len(own.runs)} seeds {method} has a {100 * lower:.0f} % lower NLL than the single network, a calibration "
-        f"error of {100 * own.mean(*ece):.1f} % instead of {100 * single.mean(*ece):.1f} %, "
-        f"{tests['accuracy'].difference:+.1f} points of accuracy and {tests['OOD AUROC'].difference:+.1f} of AUROC against "
-        f"outliers, with {costs[0]:.2f} times its parameters and {costs[1]:.2f} times its multiply-adds."
+        f"Over {len(own.runs)} seeds {method} has a {lower:.0f} % lower NLL than the single network, a calibration error "
+        f"of {error:.1f} % instead of {before:.1f} %, {accuracy:+.1f} points of accuracy and {outliers:+.1f} of AUROC "
+        f"against outliers, with {costs[0]:.2f} times its parameters and {costs[1]:.2f} times its multiply-adds."
     )
     return (
         f"{told} Within chance: {', '.join(chance) or 'nothing'}. `{found['command']}`, {found['written']}."
