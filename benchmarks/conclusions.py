@@ -213,10 +213,11 @@ def promised(name: str, method: str) -> str:
     accuracy, outliers = (tests[words].difference for words in ("accuracy", "OOD AUROC"))
     costs = [own.mean("cost", cost) / single.mean("cost", cost) for cost in ("stored", "multiply_adds")]
     chance = [words for words, test in tests.items() if test.verdict == "within noise"]
+    gains = f"{accuracy:+.1f} points of accuracy and {outliers:+.1f} of AUROC against outliers"
+    prices = f"{costs[0]:.2f} times its parameters and {costs[1]:.2f} times its multiply-adds"
     told = (
         f"Over {len(own.runs)} seeds {method} has a {lower:.0f} % lower NLL than the single network, a calibration "
-        f"error of {error:.1f} % instead of {before:.1f} %, {accuracy:+.1f} points of accuracy and {outliers:+.1f} of AUROC "
-        f"against outliers, with {costs[0]:.2f} times its parameters and {costs[1]:.2f} times its multiply-adds."
+        f"error of {error:.1f} % instead of {before:.1f} %, {gains}, with {prices}."
     )
     return (
         f"{told} Within chance: {', '.join(chance) or 'nothing'}. `{found['command']}`, {found['written']}."
