@@ -67,6 +67,7 @@ def draw_clusters(
                 _draw_layer(axes, body, depth, str(cluster) if numbered else "", colour)
         axes.set_yticks(range(networks), [label(text) for text in labels])
         axes.set_xlabel("layer, by depth; the number and colour are its cluster, white stands alone")
+        axes.set_title(label(title), loc="left")
         axes.invert_yaxis()
         axes.grid(visible=False)
         told = f"{len(sizes)} clusters of {sum(sizes.values())} layers, {len(shared)} of more than one layer."
@@ -116,6 +117,7 @@ def anytime(found: Mapping[str, Measured], by: CostAxis = "milliseconds") -> Fig
         axes.set_ylabel(AXES.get(found[names[0]].score, "score"))
         figure.legend(loc="outside right upper")
         title = "Score of subsets of members against their cost"
+        axes.set_title(title, loc="left")
         return finish(figure, f"anytime-{by}", title, "; ".join(told))
 
 

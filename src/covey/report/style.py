@@ -35,6 +35,9 @@ Looks = dict[str, "Look"]
 SIZE = (3.4, 2.55)
 """Inches: the width of a column in a two-column paper."""
 
+BROAD = 1.5
+"""So many times as wide as `SIZE`, a figure takes two columns of the page."""
+
 LABEL_WIDTH, LABEL_LINES = 36, 2
 """Characters a line, and lines, of a name in a figure: what fits beside the axes of a column."""
 
@@ -67,6 +70,11 @@ class Figure:
     alt: str
     file: str
     canvas: Any
+
+    @property
+    def broad(self) -> bool:
+        """Whether it was drawn for two columns of the page."""
+        return bool(self.canvas.get_figwidth() > BROAD * SIZE[0])
 
     def pdf(self) -> bytes:
         """The figure as PDF, which takes as long as drawing it did."""
