@@ -147,6 +147,18 @@ def test_scores_that_are_asked_for_later_are_added_and_others_stay(tmp_path):
     assert [path.read_bytes() for path in weights] == before  # nothing was trained again
 
 
+def test_a_landscape_that_cannot_be_computed_does_not_cost_the_report(place, monkeypatch, capsys):
+    def fails(*args, **options):
+        raise RuntimeError("no such line")
+
+    monkeypatch.setattr("covey.scores.landscape.interpolation", fails)
+    words = ["compare", "--recipe", str(place[0] / "digits.toml"), "--folder", str(place[0] / "runs")]
+    assert main([*words, "--seeds", "0", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "repetition 1: no loss around its members: no such line" in told
+    assert "report:" in told
+
+
 def test_results_without_a_score_that_the_recipe_asks_for_now_are_not_enough(place, tmp_path):
     found = json.loads((place[0] / "digits.json").read_text())
     for one in found["runs"]:

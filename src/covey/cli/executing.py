@@ -21,6 +21,7 @@ from covey.ensemble import Ensemble
 from covey.errors import CoveyError, OptionError, reason
 from covey.extras import load
 from covey.locks import locked
+from covey.report import Run
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,20 @@ def _tell(
 
     runs = [run.result(one.folder, one.label, one.repeat) for one in planned]
     if around.asked:
-        runs = [replace(each, landscape=around.found(one)) for each, one in zip(runs, planned, strict=True)]
+        runs = [_with_landscape(each, one, around) for each, one in zip(runs, planned, strict=True)]
     print(f"\n{brief(runs, baseline=baseline)}\n")
     print(f"report: {write(runs, folder, baseline=baseline, pdf=pdf)}")
+
+
+def _with_landscape(found: Run, one: PlannedRun, around: Around) -> Run:
+    """The run with what was computed around its members; a network that cannot be asked so is said, and left out."""
+    try:
+        return replace(found, landscape=around.found(one))
+    except (CoveyError, RuntimeError, ValueError) as error:
+        print(
+            f"{one.label}, repetition {one.repeat}: no loss around its members: {' '.join(str(error).split())}"
+        )
+        return found
 
 
 def _one_by_one(planned: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, str | None]]:
